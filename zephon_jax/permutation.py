@@ -1,0 +1,235 @@
+"""A keyed permutation of [0, size), computed position by position.
+
+Nothing is materialized: place `i` of the shuffled order is `permute(i, size, key)`, whatever the
+size, and `invert` goes the other way. An index is written as a cell (left, right) of a grid of
+2^h columns, about the square root of the size, by as many rows as are needed. Rounds alternate
+between xor of a hash of the row into the column and addition, modulo the rows, of a hash of the
+column into the row: an unbalanced Feistel network whose second half is modular, so the grid
+wastes less than one row. The few cells past the size are walked through until the
+result is in range. Three pairs of rounds shuffle well above 64; below, where a few rounds reach
+only some of the orders, there are twelve.
+
+References:
+  J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), for cycle walking;
+  M. Bellare, T. Ristenpart, P. Rogaway and T. Stegers, "Format-Preserving Encryption" (2009),
+  for Feistel networks over Z_a x Z_b.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax._xp import Array, as_int, has_x64, is_jax, namespace
+from zephon_jax.keys import make_key, mix32
+
+__all__ = ["MAX_SIZE", "invert", "make_key", "permute", "permute_rows"]
+
+MAX_SIZE = 1 << 62
+_MAX_SIZE_32 = 1 << 31  # up to here rows and columns stay within 16 bits
+_SMALL = 64
+_PAIRS, _PAIRS_SMALL = 3, 12
+_GOLDEN = 0x9E3779B9
+
+
+class _Grid(NamedTuple):
+    """One permutation, or a row of them: each field broadcasts against the index."""
+
+    size: Array  # number of positions
+    shift: Array  # h, the bits of the column
+    mask: Array  # 2^h - 1
+    rows: Array  # number of rows
+    round_keys: tuple[Array, ...]  # uint32, two for each pair of rounds
+
+
+def _bit_length(xp: Any, value: Array) -> Array:
+    """Bits of unsigned integers, by halving: no float decides."""
+    bits = xp.zeros_like(value)
+    for step in (32, 16, 8, 4, 2, 1):
+        if step < 8 * value.dtype.itemsize:
+            big = (value >> value.dtype.type(step)) > 0
+            bits = bits + xp.where(big, value.dtype.type(step), value.dtype.type(0))
+            value = xp.where(big, value >> value.dtype.type(step), value)
+    return bits + (value > 0)
+
+
+def _make_grid(xp: Any, size: Array, key: Array, pairs: int) -> _Grid:
+    """Grids for unsigned sizes (T,) or () and keys (T, 2) or (2,)."""
+    word = size.dtype.type
+    shift = (_bit_length(xp, size - word(1)) >> word(1)).astype(size.dtype)
+    mask = (xp.ones_like(size) << shift) - word(1)
+    rows = (size + mask) >> shift
+    first, second = key[..., 0], key[..., 1]
+    first, second = xp.atleast_1d(first), xp.atleast_1d(second)
+    round_keys = tuple(
+        mix32(mix32(first + np.uint32((i + 1) * _GOLDEN & 0xFFFFFFFF)) ^ second)
+        for i in range(2 * pairs)
+    )
+    return _Grid(size, shift, mask, rows, round_keys)
+
+
+def _scale(hashed: Array, rows: Array) -> Array:
+    """Floor of hashed * rows / 2^32, in words as wide as `rows`."""
+    if rows.dtype.itemsize == 8:
+        return (hashed.astype(rows.dtype) * rows) >> rows.dtype.type(32)
+    half = np.uint32(16)
+    low = ((hashed & np.uint32(0xFFFF)) * rows) >> half
+    return ((hashed >> half) * rows + low) >> half
+
+
+def _round_trip(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
+    """One walk through all rounds, within the cells of the grid."""
+    left, right = index & grid.mask, index >> grid.shift
+    pairs = range(len(grid.round_keys) // 2)
+    for i in reversed(pairs) if inverse else pairs:
+        row_key, column_key = grid.round_keys[2 * i], grid.round_keys[2 * i + 1]
+        if not inverse:
+            left = left ^ (mix32(right.astype(xp.uint32) ^ row_key).astype(left.dtype) & grid.mask)
+        step = _scale(mix32(left.astype(xp.uint32) ^ column_key), grid.rows)
+        # The smaller of the two is the one that did not wrap around zero.
+        if inverse:
+            right = xp.minimum(right - step, right - step + grid.rows)
+            left = left ^ (mix32(right.astype(xp.uint32) ^ row_key).astype(left.dtype) & grid.mask)
+        else:
+            right = right + step
+            right = xp.minimum(right, right - grid.rows)
+    return (right << grid.shift) | left
+
+
+def _take(grid: _Grid, where: Array) -> _Grid:
+    """The grids of some elements: fields of one element serve all."""
+
+    def pick(field: Array) -> Array:
+        return field if field.size == 1 else field[where]
+
+    return _Grid(
+        *(pick(field) for field in grid[:4]), tuple(pick(key) for key in grid.round_keys)
+    )
+
+
+def _walk(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
+    """Goes round until every element is below its size."""
+    out = _round_trip(xp, index, grid, inverse)
+    if xp is not np:
+        return sys.modules["jax"].lax.while_loop(
+            lambda value: xp.any(value >= grid.size),
+            lambda value: xp.where(
+                value >= grid.size, _round_trip(xp, value, grid, inverse), value
+            ),
+            out,
+        )
+    (outside,) = np.nonzero(out >= grid.size)
+    while outside.size:
+        part = _take(grid, outside)
+        again = _round_trip(xp, out[outside], part, inverse)
+        out[outside] = again
+        outside = outside[again >= part.size]
+    return out
+
+
+def _check(index: Array, size: int, key: Array) -> None:
+    if is_jax(index) or is_jax(key):
+        if size > _MAX_SIZE_32 and not has_x64():
+            raise ValueError(
+                f"a permutation of more than 2^31 positions needs 64-bit integers; got size = {size}"
+                " and a JAX array without x64. Enable jax_enable_x64, or pass NumPy arrays."
+            )
+        return
+    if index.dtype.kind not in "iu":
+        raise TypeError(f"index must hold integers; got dtype {index.dtype}.")
+    if index.size and (index.min() < 0 or index.max() >= size):
+        bad = index.min() if index.min() < 0 else index.max()
+        raise IndexError(f"index must be in [0, {size}); got {bad}.")
+
+
+def _apply(index: Array, size: int, key: Array, inverse: bool) -> Array:
+    size = as_int(size, "size", 1, MAX_SIZE)
+    xp = namespace(index, key)
+    index, key = xp.asarray(index), xp.asarray(key)
+    _check(index, size, key)
+    if key.dtype != xp.uint32 or key.ndim < 1 or key.shape[-1] != 2:
+        raise ValueError(f"key must be uint32 of shape (..., 2); got {key.dtype} {key.shape}.")
+    word = xp.uint64 if size > _MAX_SIZE_32 else xp.uint32
+    shape = xp.broadcast_shapes(index.shape, key.shape[:-1])
+    flat = xp.broadcast_to(index, shape).reshape(-1).astype(word)
+    keys = key if key.ndim == 1 else xp.broadcast_to(key, (*shape, 2)).reshape(-1, 2)
+    sizes = xp.asarray([size], dtype=word)
+    grid = _make_grid(xp, sizes, keys, _PAIRS_SMALL if size <= _SMALL else _PAIRS)
+    out = _walk(xp, flat, grid, inverse)
+    fits = size - 1 <= xp.iinfo(index.dtype).max
+    return out.reshape(shape).astype(index.dtype if fits else xp.int64)
+
+
+def permute(index: Array, size: int, key: Array) -> Array:
+    """Maps places of a shuffled order to what lies there.
+
+    Args:
+      index: Integers in [0, size), of any shape. JAX arrays are not range-checked.
+      size: Number of positions, 1 to 2^62, a Python int (static under `jit`).
+      key: uint32 (2,) from `make_key`, or (..., 2) with a key for each element.
+
+    Returns:
+      An array of the shape of `index` (broadcast with the keys) and of its dtype, or int64 where
+      that dtype is too narrow. `permute(arange(size), size, key)` holds every position once.
+
+    Raises:
+      ValueError: If `size` is out of range, or above 2^31 for JAX arrays without x64.
+      IndexError: If a NumPy index lies outside [0, size).
+
+    Example:
+      >>> import numpy as np
+      >>> from zephon_jax import permutation
+      >>> order = permutation.permute(np.arange(10), 10, permutation.make_key(0, "demo"))
+      >>> sorted(order.tolist()) == list(range(10))
+      True
+    """
+    return _apply(index, size, key, inverse=False)
+
+
+def invert(index: Array, size: int, key: Array) -> Array:
+    """Maps what lies in a shuffled order back to its place: the inverse of `permute`.
+
+    Args, Returns and Raises are those of `permute`.
+
+    Example:
+      >>> import numpy as np
+      >>> from zephon_jax import permutation
+      >>> key = permutation.make_key(7, "demo")
+      >>> there = permutation.permute(np.arange(100), 100, key)
+      >>> np.array_equal(permutation.invert(there, 100, key), np.arange(100))
+      True
+    """
+    return _apply(index, size, key, inverse=True)
+
+
+def permute_rows(
+    index: np.ndarray, rows: np.ndarray | None, sizes: np.ndarray, keys: np.ndarray
+) -> np.ndarray:
+    """Permutes elements that belong to many permutations at once, on the host.
+
+    Args:
+      index: int64 (n,), each below the size of its permutation.
+      rows: int (n,), the permutation of each element, or None where element i has its own row i.
+      sizes: int64 (T,).
+      keys: uint32 (T, 2).
+
+    Returns:
+      int64 (n,): the bits of `permute(index[i], sizes[rows[i]], keys[rows[i]])`.
+    """
+    small = sizes <= _SMALL
+    if small.any() and not small.all():
+        out = np.empty_like(index)
+        for chosen in (small, ~small):
+            mine = chosen if rows is None else chosen[rows]
+            place = np.cumsum(chosen) - 1
+            part = None if rows is None else place[rows[mine]]
+            out[mine] = permute_rows(index[mine], part, sizes[chosen], keys[chosen])
+        return out
+    word = np.uint64 if sizes.max(initial=1) > _MAX_SIZE_32 else np.uint32
+    same = sizes[:1] if sizes.size and (sizes == sizes[0]).all() else sizes
+    grid = _make_grid(np, same.astype(word), keys, _PAIRS_SMALL if small.any() else _PAIRS)
+    if rows is not None:
+        grid = _take(grid, rows)
+    return _walk(np, index.astype(word), grid, inverse=False).astype(np.int64)
