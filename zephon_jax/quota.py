@@ -1,0 +1,213 @@
+"""How many samples each component gives to a chunk.
+
+Weights seldom divide a chunk evenly, so each component carries a remainder from chunk to chunk,
+an integer in units of 1 / W. A component is never more than two samples ahead of its exact share
+nor one behind, for ever, and quotas are never negative. The same rule serves NumPy and JAX, in
+32 bits: what would not fit is split into whole and remaining parts on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax._xp import Array, as_int, namespace
+from zephon_jax.weights import MixtureSpec, exact_weight, integer_weights, largest_remainder
+
+__all__ = [
+    "MAX_CHUNK_SIZE",
+    "Shares",
+    "drawn_after",
+    "fixed_shares",
+    "init_carry",
+    "is_closed_form",
+    "period",
+    "shares",
+    "step",
+    "steady_carry",
+]
+
+MAX_CHUNK_SIZE = 1 << 28
+_SMALL = 32  # up to here ranks come from comparing all pairs, which needs no sort
+
+
+class Shares(NamedTuple):
+    """A mixture's exact share of each chunk: component d gets whole[d] + rem[d] / unit samples."""
+
+    whole: Array  # int32 (k,), samples
+    rem: Array  # int32 (k,), in units of 1 / unit of a sample, 0 <= rem < unit
+    unit: Array  # int32 (), the common denominator W
+    chunk_size: Array  # int32 (), samples
+
+
+def _exact(weights: Any) -> list[Fraction]:
+    if isinstance(weights, Mapping):
+        return list(MixtureSpec(weights).values())
+    exact = [exact_weight(weight, f"weights[{d}]") for d, weight in enumerate(weights)]
+    if not any(exact):
+        raise ValueError(f"weights must hold a positive number; got {list(weights)!r}.")
+    return exact
+
+
+def _make_shares(whole: Sequence[int], rem: Sequence[int], unit: int, chunk_size: int) -> Shares:
+    return Shares(
+        whole=np.asarray(whole, dtype=np.int32),
+        rem=np.asarray(rem, dtype=np.int32),
+        unit=np.asarray(unit, dtype=np.int32),
+        chunk_size=np.asarray(chunk_size, dtype=np.int32),
+    )
+
+
+def shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) -> Shares:
+    """Returns the exact shares of incremental allocation, computed on the host.
+
+    Args:
+      weights: Numbers as in `MixtureSpec`, a mapping or a sequence; only ratios matter.
+      chunk_size: Samples in a chunk, 1 to 2^28.
+
+    Returns:
+      Shares of NumPy arrays, a pytree that `step` takes in NumPy and under `jit`.
+
+    Raises:
+      TypeError, ValueError: If a weight or the chunk size is not allowed.
+
+    Example:
+      >>> from zephon_jax import quota
+      >>> shares = quota.shares([0.7, 0.3], chunk_size=4)
+      >>> quotas, carry = quota.step(shares, quota.init_carry(shares))
+      >>> quotas.tolist(), carry.tolist()
+      ([3, 1], [-2, 2])
+    """
+    chunk_size = as_int(chunk_size, "chunk_size", 1, MAX_CHUNK_SIZE)
+    names = list(weights) if isinstance(weights, Mapping) else None
+    units, total = integer_weights(_exact(weights), names)
+    return _make_shares(
+        [unit * chunk_size // total for unit in units],
+        [unit * chunk_size % total for unit in units],
+        total,
+        chunk_size,
+    )
+
+
+def fixed_shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) -> Shares:
+    """Returns shares whose quotas are the same in every chunk.
+
+    One slot for each active component, the others by largest remainder of its weight.
+
+    Raises:
+      ValueError: If there are more active components than slots.
+
+    Example:
+      >>> from zephon_jax import quota
+      >>> quota.fixed_shares([0.9, 0.1, 0], chunk_size=4).whole.tolist()
+      [3, 1, 0]
+    """
+    chunk_size = as_int(chunk_size, "chunk_size", 1, MAX_CHUNK_SIZE)
+    units, total = integer_weights(_exact(weights))
+    active = sum(unit > 0 for unit in units)
+    if active > chunk_size:
+        raise ValueError(
+            f"allocation='fixed' needs a slot for each active component; got {active} components"
+            f" and chunk_size = {chunk_size}. Raise chunk_size, or use allocation='incremental'."
+        )
+    spare = chunk_size - active
+    rest = largest_remainder([Fraction(unit * spare, total) for unit in units], spare)
+    quotas = [(unit > 0) + more for unit, more in zip(units, rest, strict=True)]
+    return _make_shares(quotas, [0] * len(units), 1, chunk_size)
+
+
+def init_carry(shares: Shares) -> np.ndarray:
+    """The carry before the first chunk: int32 zeros (k,)."""
+    return np.zeros(shares.rem.shape, dtype=np.int32)
+
+
+def _rank(xp: Any, value: Array) -> Array:
+    """Place of each element in ascending order, ties to the earlier: int32, along the last axis."""
+    k = value.shape[-1]
+    if k <= _SMALL:
+        one, other = value[..., :, None], value[..., None, :]
+        earlier = np.arange(k)[:, None] > np.arange(k)[None, :]
+        return xp.sum((other < one) | ((other == one) & earlier), axis=-1, dtype=xp.int32)
+    order = xp.argsort(value, axis=-1, stable=True)
+    if xp is np:
+        ranks = np.empty(value.shape, dtype=np.int32)
+        places = np.broadcast_to(np.arange(k, dtype=np.int32), value.shape)
+        np.put_along_axis(ranks, order, places, axis=-1)
+        return ranks
+    return xp.argsort(order, axis=-1, stable=True).astype(xp.int32)
+
+
+def step(shares: Shares, carry: Array) -> tuple[Array, Array]:
+    """Allocates one chunk.
+
+    Args:
+      shares: From `shares` or `fixed_shares`.
+      carry: int32 (k,), in units of 1 / W: zero at first, then what the last step returned.
+
+    Returns:
+      Quotas, int32 (k,), which sum to the chunk size, and the next carry, int32 (k,).
+
+    Example:
+      >>> import jax
+      >>> from zephon_jax import quota
+      >>> shares = quota.shares({"web": 3, "toy": 1}, chunk_size=8)
+      >>> jax.jit(quota.step)(shares, quota.init_carry(shares))[0].tolist()
+      [6, 2]
+    """
+    xp = namespace(carry, shares.whole)
+    unit = xp.asarray(shares.unit)
+    total = carry + shares.rem
+    # A component without a whole sample that is ahead of its share waits; only then is it clipped.
+    floor = xp.where((total < 0) & (shares.whole == 0), 0, xp.floor_divide(total, unit))
+    quotas = shares.whole + floor
+    carry = total - floor * unit
+    missing = shares.chunk_size - xp.sum(quotas, axis=-1, dtype=xp.int32)
+    if xp is not np or missing > 0:
+        gets = (_rank(xp, -carry) < missing).astype(xp.int32)
+        quotas, carry = quotas + gets, carry - gets * unit
+    if xp is not np or missing < 0:
+        # The carry stays below 2^31 - 1, so components that have nothing to give rank last.
+        key = xp.where(quotas > 0, carry, xp.iinfo(xp.int32).max)
+        pays = (_rank(xp, key) < -missing).astype(xp.int32)
+        quotas, carry = quotas - pays, carry + pays * unit
+    return quotas, carry
+
+
+def period(shares: Shares) -> int:
+    """Chunks after which all carries are zero again (a multiple of the smallest such number)."""
+    return int(shares.unit) // math.gcd(int(shares.unit), *(int(r) for r in shares.rem))
+
+
+def is_closed_form(shares: Shares) -> bool:
+    """True when `steady_carry` holds: each active component has a whole sample in each chunk."""
+    return bool(np.all((shares.whole > 0) | (shares.rem == 0)))
+
+
+def steady_carry(shares: Shares, num_chunks: int) -> np.ndarray:
+    """The carry after `num_chunks` steps, in closed form.
+
+    With a whole sample a chunk, no component is clipped, so before the missing slots are given
+    out each carry is the residue of what the component is owed: the history does not matter.
+    Valid where `is_closed_form`; the tests compare it with stepping.
+
+    Returns:
+      int32 (k,), equal to the carry that stepping reaches.
+    """
+    unit = int(shares.unit)
+    residue = (num_chunks % unit) * shares.rem.astype(np.int64) % unit
+    missing = int(residue.sum()) // unit
+    gets = _rank(np, -residue) < missing
+    return (residue - gets * unit).astype(np.int32)
+
+
+def drawn_after(shares: Shares, num_chunks: int, carry: np.ndarray) -> np.ndarray:
+    """Samples drawn in `num_chunks` steps that end with this carry: int64 (k,)."""
+    unit = int(shares.unit)
+    rounds, rest = divmod(num_chunks, unit)
+    rem = shares.rem.astype(np.int64)
+    owed = rest * rem - carry.astype(np.int64)  # below 2^59: rest and rem are below 2^29
+    return num_chunks * shares.whole.astype(np.int64) + rounds * rem + owed // unit
