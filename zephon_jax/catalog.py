@@ -1,0 +1,261 @@
+"""Datasets: a name, the number of samples in each shard, and where the shards are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zephon_jax.formats import ShardFormat, format_of, get_format
+from zephon_jax.formats.files import File, is_local, list_files, read_head
+from zephon_jax.index import count_samples
+
+__all__ = ["Dataset"]
+
+PathLike = str | os.PathLike[str]
+
+_MAX_SAMPLES = 1 << 62
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named list of shards. Immutable and picklable; built by the `from_*` constructors.
+
+    Example:
+      >>> toy = Dataset.from_counts("toy", [1000, 500])
+      >>> toy.num_shards, toy.num_samples, toy.readable
+      (2, 1500, False)
+    """
+
+    # What the mixture calls it.
+    name: str
+    # Samples in each shard, int64 (num_shards,), read-only.
+    shard_counts: np.ndarray
+    # The files in shard order; empty where only the counts are known.
+    shards: tuple[File, ...] = ()
+    # The word for the shards' format.
+    format: str | None = None
+    # Columns to read, for formats that have columns; None for all.
+    columns: tuple[str, ...] | None = None
+    # Arguments for the fsspec file system of remote shards.
+    storage_options: Mapping[str, Any] | None = None
+    # Where it comes from, None where only the counts are known. Equal for equal data.
+    location: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shard_counts", _frozen_counts(self.name, self.shard_counts))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.shard_counts.flags.writeable = False  # Pickle forgets it.
+
+    def __repr__(self) -> str:
+        where = "counts only" if self.location is None else repr(self.location)
+        return (
+            f"Dataset({self.name!r}, {self.num_samples} samples in {self.num_shards} shards, "
+            f"{where})"
+        )
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards, empty ones included."""
+        return len(self.shard_counts)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards together."""
+        return int(self.shard_counts.sum(dtype=np.int64))
+
+    @property
+    def readable(self) -> bool:
+        """False where only the counts are known, so that reading would fail."""
+        return bool(self.shards)
+
+    def describe_shard(self, shard_id: int) -> str:
+        """Names a shard for an error."""
+        return _describe(self.name, self.shards, shard_id)
+
+    @classmethod
+    def from_counts(cls, name: str, counts: Sequence[int] | np.ndarray) -> Dataset:
+        """Declares a dataset by its sample counts alone, to simulate a schedule.
+
+        Args:
+          name: What the mixture calls it.
+          counts: Samples in each shard, at least 0.
+
+        Raises:
+          TypeError: If the name is not a string, or a count is not an integer.
+          ValueError: If the name is empty, a count is negative, or there are no shards.
+        """
+        return cls(_checked_name(name), _checked_counts(name, counts))
+
+    @classmethod
+    def from_path(
+        cls,
+        name: str,
+        path: PathLike | Sequence[PathLike],
+        format: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        counts: Sequence[int] | np.ndarray | None = None,
+    ) -> Dataset:
+        """Finds the shards of a dataset and counts their samples.
+
+        Shards are in natural order of their paths (`part-9` before `part-10`), so the order of
+        the data does not depend on how a file system lists them.
+
+        Args:
+          name: What the mixture calls it.
+          path: A file, a folder (with all folders inside), a glob, a URL, or a list of these.
+          format: One of `zephon_jax.formats.FORMATS`; None to tell by suffix or first bytes.
+          storage_options: Arguments for the fsspec file system.
+          columns: Columns to read, for Parquet; None for all.
+          counts: Samples in each shard in natural order, where they are known already: then no
+            shard is opened to count.
+
+        Raises:
+          FileNotFoundError: If a path does not exist.
+          ValueError: If there are no shards, formats are mixed or unknown, or a shard is
+            broken. The error names the dataset and the shard.
+        """
+        name = _checked_name(name)
+        files, fmt = _find_shards(name, path, format, storage_options)
+        if counts is None:
+            counts = count_samples(files, fmt, lambda shard: _describe(name, files, shard))
+        checked = _checked_counts(name, counts)
+        if len(checked) != len(files):
+            raise ValueError(
+                f"dataset {name!r}: counts has {len(checked)} entries for {len(files)} shards. "
+                "Give one count for each shard, in natural order of the paths."
+            )
+        return cls(
+            name=name,
+            shard_counts=checked,
+            shards=tuple(files),
+            format=fmt.name,
+            columns=None if columns is None else tuple(columns),
+            storage_options=None if storage_options is None else dict(storage_options),
+            location=_location(path),
+        )
+
+
+def _describe(name: str, files: Sequence[File], shard_id: int) -> str:
+    path = f" ({files[shard_id].path})" if 0 <= shard_id < len(files) else ""
+    return f"dataset {name!r}, shard {shard_id}{path}"
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a dataset's name must be a string; got {name!r}.")
+    if not name:
+        raise ValueError("a dataset's name must not be empty; got ''.")
+    return name
+
+
+def _checked_counts(name: str, counts: Any) -> np.ndarray:
+    """Returns counts as int64 after checking each, without a Python loop over an array."""
+    if isinstance(counts, (str, bytes)) or not hasattr(counts, "__len__"):
+        raise TypeError(f"dataset {name!r}: counts must be a list of integers; got {counts!r}.")
+    if not isinstance(counts, np.ndarray):
+        for kind in set(map(type, counts)):
+            if kind is bool or not issubclass(kind, (int, np.integer)):
+                shard, bad = next((i, c) for i, c in enumerate(counts) if type(c) is kind)
+                raise TypeError(
+                    f"dataset {name!r}: counts must be integers; got {bad!r} "
+                    f"of type {kind.__name__} for shard {shard}."
+                )
+        counts = np.asarray(list(counts) or [], dtype=object if _is_huge(counts) else np.int64)
+    if counts.ndim != 1:
+        raise ValueError(f"dataset {name!r}: counts must be flat; got shape {counts.shape}.")
+    if counts.size == 0:
+        raise ValueError(f"dataset {name!r} has no shards; give at least one count.")
+    if counts.dtype.kind not in "iuO":
+        raise TypeError(f"dataset {name!r}: counts must be integers; got dtype {counts.dtype}.")
+    shard = int(np.argmin(counts))
+    if counts[shard] < 0:
+        raise ValueError(
+            f"dataset {name!r}: counts must not be negative; got {counts[shard]} for shard {shard}."
+        )
+    # Floats are exact enough to see a total that int64 could not hold.
+    if float(np.sum(counts, dtype=float)) > _MAX_SAMPLES:
+        raise ValueError(f"dataset {name!r} has more than 2^62 samples in all.")
+    return counts.astype(np.int64)
+
+
+def _is_huge(counts: Sequence[int]) -> bool:
+    return bool(counts) and max(map(abs, counts)) > _MAX_SAMPLES
+
+
+def _frozen_counts(name: str, counts: np.ndarray) -> np.ndarray:
+    counts = np.array(_checked_counts(name, counts), dtype=np.int64)
+    counts.flags.writeable = False
+    return counts
+
+
+def _location(path: PathLike | Sequence[PathLike]) -> str:
+    """One string for one place, however it was written."""
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    places = [os.fspath(entry).removeprefix("file://").rstrip("/") for entry in paths]
+    return ", ".join(sorted(os.path.realpath(p) if is_local(p) else p for p in places))
+
+
+def _find_shards(
+    name: str,
+    path: PathLike | Sequence[PathLike],
+    format: str | None,
+    storage_options: Mapping[str, Any] | None,
+) -> tuple[list[File], ShardFormat]:
+    """Lists the files that hold data and tells their one format."""
+    wanted = None if format is None else get_format(format)
+    try:
+        files, from_folder = list_files(path, storage_options)
+    except (FileNotFoundError, ValueError, PermissionError) as error:
+        raise type(error)(f"dataset {name!r}: {error}") from error
+    found: dict[str, list[File]] = {}
+    for file in files:
+        fmt = format_of(file.path, _head_reader(file, storage_options, wanted, from_folder))
+        if fmt is None and wanted is not None and not from_folder:
+            fmt = wanted
+        if fmt is None and not from_folder:
+            raise ValueError(
+                f"dataset {name!r}: the format of {file.path} is neither in its name nor in its "
+                "first bytes. Name it with format=."
+            )
+        if fmt is not None:
+            found.setdefault(fmt.name, []).append(file)
+    if wanted is not None and from_folder:
+        found = {wanted.name: found.get(wanted.name, [])}
+    return _one_format(name, path, found)
+
+
+def _head_reader(
+    file: File, storage_options: Any, wanted: ShardFormat | None, from_folder: bool
+) -> Any:
+    """How to look into a file whose name does not tell; None where that is not wanted."""
+    told = os.path.splitext(file.path)[1].lower() in _NOT_DATA
+    if file.size == 0 or (from_folder and told) or (wanted is not None and not from_folder):
+        return None
+    return lambda: read_head(file.path, storage_options)
+
+
+# What lies beside data in a folder and is not data.
+_NOT_DATA = {".json", ".md", ".txt", ".yaml", ".yml", ".html", ".py", ".lock", ".crc", ".idx"}
+
+
+def _one_format(
+    name: str, path: Any, found: Mapping[str, list[File]]
+) -> tuple[list[File], ShardFormat]:
+    found = {key: files for key, files in found.items() if files}
+    if not found:
+        raise ValueError(f"dataset {name!r}: there are no shards in {path!r}.")
+    if len(found) > 1:
+        examples = "; ".join(f"{key}: {files[0].path}" for key, files in sorted(found.items()))
+        raise ValueError(
+            f"dataset {name!r} mixes formats ({examples}). "
+            "Keep one of them with format=, or declare two datasets."
+        )
+    ((key, files),) = found.items()
+    return files, get_format(key)

@@ -1,0 +1,60 @@
+"""Shard formats: what they are, and which one a file has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from zephon_jax.formats.array_record import ARRAY_RECORD
+from zephon_jax.formats.base import OpenShard, ShardFormat, ShardIndex
+from zephon_jax.formats.jsonl import JSONL
+
+__all__ = ["FORMATS", "OpenShard", "ShardFormat", "ShardIndex", "format_of", "get_format"]
+
+# Each format by the word that `format=` takes.
+FORMATS: dict[str, ShardFormat] = {fmt.name: fmt for fmt in (ARRAY_RECORD, JSONL)}
+
+# `data.array_record-00001-of-00010`: the shard number may follow the suffix.
+_SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")
+
+
+def get_format(name: str) -> ShardFormat:
+    """Returns the format called `name`.
+
+    Raises:
+      ValueError: If there is none, listing those there are.
+    """
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r}; known formats are {sorted(FORMATS)}.")
+    return FORMATS[name]
+
+
+def format_of(path: str, read_head: Callable[[], bytes] | None = None) -> ShardFormat | None:
+    """Returns the format of a file by its suffix, else by its first bytes.
+
+    Args:
+      path: A file name or URL.
+      read_head: Returns the first bytes of the file; None to go by the suffix only.
+
+    Returns:
+      The format, or None where neither tells.
+
+    Example:
+      >>> format_of("corpus/web-00.JSONL").name
+      'jsonl'
+      >>> format_of("README.md") is None
+      True
+    """
+    name = _SHARD_NUMBER.sub("", path.lower())
+    for fmt in FORMATS.values():
+        if name.endswith(fmt.suffixes):
+            return fmt
+    head = read_head().lstrip() if read_head is not None else b""
+    for fmt in FORMATS.values():
+        if head and _starts_with(head, fmt.magics):
+            return fmt
+    return None
+
+
+def _starts_with(head: bytes, magics: Sequence[bytes]) -> bool:
+    return any(head.startswith(magic) for magic in magics)

@@ -1,0 +1,165 @@
+"""JSON Lines shards: one JSON value a line, found by the byte offsets of the lines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon_jax.formats.base import ShardIndex
+
+__all__ = ["JSONL", "JsonlFormat", "line_offsets"]
+
+_SCAN_BYTES = 1 << 24
+# Two wanted lines less than this far apart are fetched by one read.
+_GAP_BYTES = 1 << 14
+# One read never asks for more than this, which bounds the memory besides the records.
+_RUN_BYTES = 1 << 23
+
+
+def _loads() -> Callable[[Any], Any]:
+    """The faster parser where it is installed. Both refuse what is not JSON with ValueError."""
+    try:
+        import orjson
+    except ImportError:
+        return lambda data: json.loads(bytes(data))
+    return orjson.loads
+
+
+def line_offsets(path: str) -> np.ndarray:
+    """Returns where each line that is not blank starts, and where the file ends.
+
+    Args:
+      path: A local, uncompressed file.
+
+    Returns:
+      int64 (number of lines + 1,). Blank lines belong to the line before them.
+    """
+    starts, size = [], 0
+    previous_end, last_byte = 0, b""  # Where the line that is being read began.
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_SCAN_BYTES):
+            codes = np.frombuffer(block, np.uint8)
+            ends = np.flatnonzero(codes == 10) + (size + 1)
+            if len(ends):
+                begins = np.concatenate([[previous_end], ends[:-1]])
+                starts.append(begins[_is_not_blank(begins, ends, last_byte + block, size)])
+                previous_end = int(ends[-1])
+            size += len(block)
+            last_byte = block[-1:]
+    tail = [previous_end] if size > previous_end else []
+    return np.concatenate([*starts, tail, [size]]).astype(np.int64)
+
+
+def _is_not_blank(begins: np.ndarray, ends: np.ndarray, data: bytes, base: int) -> np.ndarray:
+    """True for lines that hold more than a line break (LF or CR LF).
+
+    `data` ends with the block at file offset `base`, after the last byte before it if there is one.
+    """
+    length = ends - begins
+    keep = length > 1
+    for line in np.flatnonzero(length == 2).tolist():
+        # The first of two bytes may be the last one of the block before.
+        keep[line] = data[begins[line] - base + bool(base)] != 13
+    return keep
+
+
+def _runs(first: np.ndarray, last: np.ndarray) -> list[tuple[int, int]]:
+    """Cuts sorted byte ranges into groups that one read each should fetch."""
+    cuts = np.flatnonzero(first[1:] - last[:-1] > _GAP_BYTES) + 1
+    bounds = [0, *cuts.tolist(), len(first)]
+    groups = []
+    for begin, end in itertools.pairwise(bounds):
+        while begin < end:
+            limit = int(first[begin]) + _RUN_BYTES
+            stop = begin + int(np.searchsorted(last[begin:end], limit, side="right"))
+            stop = max(stop, begin + 1)
+            groups.append((begin, stop))
+            begin = stop
+    return groups
+
+
+class JsonlShard:
+    """An open JSON Lines file."""
+
+    def __init__(self, path: str, offsets: np.ndarray):
+        self._path = path
+        self._fd = os.open(path, os.O_RDONLY)
+        self._offsets = offsets
+        self._loads = _loads()
+        self.num_samples = len(offsets) - 1
+
+    def read(self, indices: np.ndarray) -> Sequence[Any]:
+        """Returns the parsed lines, reading neighbors with one system call."""
+        first, last = self._offsets[indices], self._offsets[indices + 1]
+        records: list[Any] = []
+        for begin, end in _runs(first, last):
+            base = int(first[begin])
+            data = self._fetch(base, int(last[end - 1]) - base)
+            low = (first[begin:end] - base).tolist()
+            high = (last[begin:end] - base).tolist()
+            self._parse(data, low, high, indices[begin:end], records)
+        return records
+
+    def _fetch(self, offset: int, length: int) -> memoryview:
+        data = os.pread(self._fd, length, offset)
+        if len(data) < length:
+            raise ValueError(f"the file ends at byte {offset + len(data)}, inside known lines")
+        return memoryview(data)
+
+    def _parse(self, data, low, high, indices, records) -> None:
+        loads = self._loads
+        position = 0
+        try:
+            for position, (start, end) in enumerate(zip(low, high, strict=True)):  # noqa: B007
+                records.append(loads(data[start:end]))
+        except ValueError as error:
+            index = int(indices[position])
+            text = bytes(data[low[position] : high[position]][:60])
+            raise ValueError(
+                f"record {index} (line {self._line_number(index)}) is not valid JSON "
+                f"({error}): it starts with {text!r}"
+            ) from error
+
+    def _line_number(self, index: int) -> int:
+        """Counts line breaks, because blank lines are not records."""
+        lines, left = 1, int(self._offsets[index])
+        with open(self._path, "rb") as file:
+            while left and (block := file.read(min(left, _SCAN_BYTES))):
+                lines += block.count(b"\n")
+                left -= len(block)
+        return lines
+
+    def close(self) -> None:
+        """Closes the file."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close
+
+
+class JsonlFormat:
+    """Plain JSON Lines files."""
+
+    name = "jsonl"
+    suffixes = (".jsonl", ".ndjson")
+    magics = (b"{",)
+
+    def scan(self, path: str) -> ShardIndex:
+        """Finds the lines. The file is read once, and nothing is parsed."""
+        offsets = line_offsets(path)
+        return ShardIndex(len(offsets) - 1, offsets)
+
+    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> Any:
+        """Opens a file, finding its lines again where the index does not hold them."""
+        del columns
+        offsets = line_offsets(path) if index.offsets is None else index.offsets
+        return JsonlShard(path, offsets)
+
+
+JSONL = JsonlFormat()
