@@ -3,12 +3,13 @@
 import json
 import multiprocessing
 import pickle
+import time
 
 import cloudpickle
 import numpy as np
 import pytest
 
-from zephon_jax import catalog, reader
+from zephon_jax import catalog, index, reader
 from zephon_jax.catalog import Dataset
 from zephon_jax.formats.files import natural_key
 
@@ -140,3 +141,203 @@ def test_pickles(tmp_path):
         assert _read_first(copy) == [{"x": 2}, {"x": 1}]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert pool.apply(_read_first, (dataset,)) == [{"x": 2}, {"x": 1}]
+
+
+class Source:
+    """A random-access source that counts its calls."""
+
+    def __init__(self, size):
+        self.size, self.calls = size, []
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, place):
+        if place == 13:
+            raise RuntimeError("no such luck")
+        self.calls.append(place)
+        return {"n": place}
+
+
+class BatchedSource(Source):
+    def __getitems__(self, places):
+        self.calls.append(list(places))
+        return [{"n": place} for place in places]
+
+
+def test_from_source():
+    ids = np.array([[0, 2, 1], [0, 0, 3], [0, 1, 0]])
+    for source in (Source(9), BatchedSource(9), [{"n": i} for i in range(9)]):
+        dataset = Dataset.from_source("s", source, shard_size=4)
+        assert dataset.shard_counts.tolist() == [4, 4, 1]
+        assert dataset.readable
+        with pytest.raises(ValueError, match=r"'s', shard 2 has 1 samples; got index 1"):
+            reader.read({0: dataset}, ids)
+        ids[0, 2] = 0
+        assert [record["n"] for record in reader.read({0: dataset}, ids)] == [8, 3, 4]
+        ids[0, 2] = 1
+    assert Dataset.from_source("s", []).shard_counts.tolist() == [0]
+    batched = BatchedSource(9)
+    reader.read({0: Dataset.from_source("s", batched)}, np.array([[0, 0, 5], [0, 0, 2]]))
+    assert batched.calls == [[2, 5]]
+
+
+def test_from_source_refuses():
+    with pytest.raises(TypeError, match=r"'s'.*__len__"):
+        Dataset.from_source("s", iter([1]))
+    with pytest.raises(ValueError, match="shard_size"):
+        Dataset.from_source("s", [1], shard_size=0)
+    failing = Dataset.from_source("s", Source(20))
+    with pytest.raises(ValueError, match=r"'s', shard 0.*record 13: RuntimeError: no such luck"):
+        reader.read({0: failing}, np.array([[0, 0, 13]]))
+    grown = Source(20)
+    dataset = Dataset.from_source("s", grown)
+    grown.size = 21
+    with pytest.raises(ValueError, match="21 samples now, not 20"):
+        reader.read({0: dataset}, np.array([[0, 0, 1]]))
+
+
+def members(part):
+    ids = [(0, s, i) for s, count in enumerate(part.shard_counts) for i in range(count)]
+    return [tuple(record) for record in reader.read({0: part}, np.array(ids))]
+
+
+@pytest.fixture
+def numbered(tmp_path):
+    for shard, count in enumerate([100, 0, 7, 300, 1, 1, 1, 1]):
+        write_jsonl(tmp_path / f"{shard}.jsonl", [[shard, index] for index in range(count)])
+    return Dataset.from_path("web", tmp_path)
+
+
+@pytest.mark.parametrize("by", ["sample", "shard"])
+def test_split(numbered, by):
+    parts = numbered.split(seed=1, by=by, train=0.6, valid=0.3, test=0.1)
+    found = {name: members(part) for name, part in parts.items()}
+    assert sorted(record for part in found.values() for record in part) == members(numbered)
+    assert [parts[name].name for name in parts] == ["train", "valid", "test"]
+    assert parts["train"].location != parts["valid"].location
+    again = pickle.loads(pickle.dumps(numbered)).split(seed=1, by=by, train=0.6, rest=0.4)
+    if by == "sample":
+        assert [len(v) for v in found.values()] == pytest.approx([247, 123, 41], abs=4)
+        assert members(again["train"]) == found["train"]  # The parts after it do not matter.
+        assert members(numbered.split(seed=2, train=0.6)["train"]) != found["train"]
+        # A part of a part.
+        inner = parts["train"].split(seed=5, a=0.5, b=0.5)
+        assert sorted(members(inner["a"]) + members(inner["b"])) == sorted(found["train"])
+
+
+def test_split_of_counts_alone():
+    parts = Dataset.from_counts("toy", [1 << 40] * 3).split(seed=0, a=1 / 3, b=1 / 3, c=1 / 3)
+    assert sum(part.num_samples for part in parts.values()) == 3 << 40
+    assert not parts["a"].readable
+    assert parts["a"].location is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({}, "at least one part"),
+        ({"a": 0.0}, "'a' must be above 0"),
+        ({"a": -1}, "'a' must be above 0"),
+        ({"a": "x"}, "'a' must be a number"),
+        ({"a": 0.7, "b": 0.4}, "more than 1"),
+        ({"a": 0.5, "by": "line"}, "'line'"),
+        ({"a": 0.99, "b": 0.01, "by": "shard"}, "'b' gets none of the 1 shards"),
+    ],
+)
+def test_split_refuses(arguments, word):
+    with pytest.raises(ValueError, match=f"'toy'.*{word}"):
+        Dataset.from_counts("toy", [10]).split(seed=0, **arguments)
+
+
+@pytest.fixture
+def kept(monkeypatch, tmp_path):
+    """Index files are written for small data too, and no scan is remembered in memory."""
+    monkeypatch.setattr(index, "_MANY_BYTES", 0)
+    monkeypatch.setattr(index, "_scanned", {})
+    monkeypatch.setattr(index, "_tables", {})
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / ".cache"))
+    return tmp_path / ".cache" / "index"
+
+
+@pytest.fixture
+def scans(monkeypatch):
+    scanned = []
+    original = index._scan
+
+    def scan(shard, *args, **kwargs):
+        scanned.append(shard.file.path[-7:])
+        return original(shard, *args, **kwargs)
+
+    monkeypatch.setattr(index, "_scan", scan)
+    return scanned
+
+
+def test_index_is_kept_and_checked(tmp_path, kept, scans):
+    for shard in range(3):
+        write_jsonl(tmp_path / f"{shard}.jsonl", [shard] * (shard + 1))
+    assert Dataset.from_path("a", tmp_path).num_samples == 6
+    assert sorted(scans) == ["0.jsonl", "1.jsonl", "2.jsonl"]
+    scans.clear()
+    index._tables.clear()
+    dataset = Dataset.from_path("a", tmp_path)
+    assert reader.Reader().read({0: dataset}, [[0, 2, 2], [0, 1, 0]]) == [2, 1]
+    assert scans == []
+    write_jsonl(tmp_path / "1.jsonl", [1] * 32)
+    write_jsonl(tmp_path / "3.jsonl", [3])
+    assert Dataset.from_path("a", tmp_path).shard_counts.tolist() == [1, 32, 3, 1]
+    assert sorted(scans) == ["1.jsonl", "3.jsonl"]
+    write_jsonl(tmp_path / "1.jsonl", [1] * 2)
+    assert Dataset.from_path("a", tmp_path).shard_counts.tolist() == [1, 2, 3, 1]
+    assert [path.suffix for path in kept.iterdir()] in ([".index", ".lock"], [".lock", ".index"])
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "junk"])
+def test_damaged_index_is_rebuilt(tmp_path, kept, scans, damage):
+    write_jsonl(tmp_path / "a.jsonl", [1, 2])
+    assert Dataset.from_path("a", tmp_path).num_samples == 2
+    (path,) = kept.glob("*.index")
+    data = bytearray(path.read_bytes())
+    data[30] ^= 1
+    replacement = {"cut": data[:-5], "flip": bytes(data), "empty": b"", "junk": b"x" * 999}[damage]
+    path.write_bytes(replacement)
+    index._tables.clear()
+    scans.clear()
+    assert Dataset.from_path("a", tmp_path).num_samples == 2
+    assert scans == ["a.jsonl"]
+
+
+def test_index_beside_the_data(tmp_path, kept):
+    write_jsonl(tmp_path / "d" / "a.jsonl", [1, 2])
+    (tmp_path / "d" / ".zephon_jax").mkdir()
+    assert Dataset.from_path("a", tmp_path / "d").num_samples == 2
+    assert (tmp_path / "d" / ".zephon_jax" / "jsonl.index").exists()
+    assert Dataset.from_path("a", tmp_path / "d").num_samples == 2
+
+
+def test_index_where_nothing_can_be_written(tmp_path, kept, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "file" / "below"))
+    write_jsonl(tmp_path / "a.jsonl", [1, 2])
+    dataset = Dataset.from_path("a", tmp_path / "a.jsonl")
+    assert reader.Reader().read({0: dataset}, [[0, 0, 1]]) == [2]
+
+
+def _count(folder):
+    return Dataset.from_path("a", folder).num_samples
+
+
+def test_index_by_several_processes(tmp_path, kept):
+    for shard in range(80):
+        write_jsonl(tmp_path / f"{shard}.jsonl", [shard] * 5)
+    with multiprocessing.get_context("spawn").Pool(3) as pool:
+        assert pool.map(_count, [tmp_path] * 6, chunksize=1) == [400] * 6
+
+
+def test_ten_thousand_shards_open_in_seconds(tmp_path, kept):
+    for shard in range(10_000):
+        (tmp_path / f"{shard}.jsonl").write_text("1\n2\n")
+    start = time.monotonic()
+    assert Dataset.from_path("a", tmp_path).num_samples == 20_000
+    assert Dataset.from_path("a", tmp_path).num_samples == 20_000
+    assert time.monotonic() - start < 20

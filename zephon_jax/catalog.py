@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from zephon_jax.formats import ShardFormat, format_of, get_format
+from zephon_jax.formats.base import named_error
 from zephon_jax.formats.files import File, is_local, list_files, read_head
 from zephon_jax.index import count_samples
+from zephon_jax.parts import Part, split_samples, split_shards
+from zephon_jax.staging import Shard
 
 __all__ = ["Dataset"]
 
@@ -44,6 +49,13 @@ class Dataset:
     storage_options: Mapping[str, Any] | None = None
     # Where it comes from, None where only the counts are known. Equal for equal data.
     location: str | None = None
+    # The random-access object behind it, instead of files.
+    source: Any = None
+    # True if some shards are remote or compressed, so that they are read from local copies.
+    staged: bool = False
+    # The dataset of which this is a part, and the rule that says which part.
+    whole: Dataset | None = None
+    part: Part | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shard_counts", _frozen_counts(self.name, self.shard_counts))
@@ -72,11 +84,70 @@ class Dataset:
     @property
     def readable(self) -> bool:
         """False where only the counts are known, so that reading would fail."""
-        return bool(self.shards)
+        return bool(self.shards) or self.source is not None or self.part is not None
 
     def describe_shard(self, shard_id: int) -> str:
         """Names a shard for an error."""
         return _describe(self.name, self.shards, shard_id)
+
+    def shard(self, shard_id: int) -> Shard:
+        """Returns what it takes to read a shard."""
+        return Shard(self.shards[shard_id], get_format(str(self.format)), self.storage_options)
+
+    def locate(self, shard_id: int, indices: np.ndarray) -> tuple[Dataset, int, np.ndarray]:
+        """Follows parts to the dataset that holds the data: its shard, and places in that."""
+        dataset = self
+        while dataset.part is not None and dataset.whole is not None:
+            counts = dataset.whole.shard_counts
+            shard_id, indices = dataset.part.locate(shard_id, indices, counts)
+            dataset = dataset.whole
+        return dataset, shard_id, indices
+
+    def split(
+        self, *, seed: int, by: str = "sample", **fractions: float | Fraction
+    ) -> dict[str, Dataset]:
+        """Splits into named parts whose members never change.
+
+        Membership follows from the seed, the shard numbers and the shard counts: it is the same
+        for every pass, host and shuffle.
+
+        Args:
+          seed: Chooses the members.
+          by: "sample" gives each part its fraction of every shard; "shard" gives whole shards,
+            for samples that must not be torn apart, such as a sorted or grouped corpus.
+          **fractions: Fraction of each part, above 0. What they leave out is in no part.
+
+        Returns:
+          The parts by name.
+
+        Raises:
+          ValueError: If a fraction is not above 0, their sum is above 1, or a part gets no shard.
+
+        Example:
+          >>> parts = Dataset.from_counts("web", [1000, 500]).split(seed=0, train=0.9, held=0.1)
+          >>> parts["train"].num_samples, parts["held"].num_samples
+          (1350, 150)
+        """
+        if by not in ("sample", "shard"):
+            raise ValueError(f"dataset {self.name!r}: by must be 'sample' or 'shard'; got {by!r}.")
+        rule = split_samples if by == "sample" else split_shards
+        try:
+            parts = rule(self.shard_counts, fractions, seed)
+        except ValueError as error:
+            raise named_error(error, f"dataset {self.name!r}") from None
+        return {name: self._part(name, part) for name, part in parts.items()}
+
+    def _part(self, name: str, part: Part) -> Dataset:
+        readable = self.readable
+        return Dataset(
+            name=name,
+            shard_counts=part.counts,
+            shards=tuple(self.shards[i] for i in part.shard_ids) if self.shards else (),
+            location=None if self.location is None else f"{self.location}#{name}",
+            staged=self.staged,
+            whole=self if readable else None,
+            part=part if readable else None,
+        )
 
     @classmethod
     def from_counts(cls, name: str, counts: Sequence[int] | np.ndarray) -> Dataset:
@@ -91,6 +162,44 @@ class Dataset:
           ValueError: If the name is empty, a count is negative, or there are no shards.
         """
         return cls(_checked_name(name), _checked_counts(name, counts))
+
+    @classmethod
+    def from_source(cls, name: str, source: Any, shard_size: int | None = None) -> Dataset:
+        """Wraps an object with `__len__` and `__getitem__`.
+
+        A list, a Hugging Face dataset, a TFDS data source, a Bagz reader. Where it has
+        `__getitems__` or `_getitems`, one call reads many records.
+
+        Args:
+          name: What the mixture calls it.
+          source: The object. It is pickled with the dataset.
+          shard_size: Samples to a shard, so that there are shards to shuffle. None for one shard.
+
+        Raises:
+          TypeError: If the object has not the two methods.
+          ValueError: If `shard_size` is below 1.
+
+        Example:
+          >>> Dataset.from_source("letters", list("abcde"), shard_size=2).shard_counts.tolist()
+          [2, 2, 1]
+        """
+        name = _checked_name(name)
+        if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+            raise TypeError(
+                f"dataset {name!r}: a source needs __len__ and __getitem__; got {source!r}."
+            )
+        total = len(source)
+        size = max(1, total) if shard_size is None else shard_size
+        if size < 1:
+            raise ValueError(f"dataset {name!r}: shard_size must be at least 1; got {size}.")
+        starts = np.arange(0, max(1, total), size)
+        kind = f"{type(source).__module__}.{type(source).__qualname__}"
+        return cls(
+            name=name,
+            shard_counts=np.minimum(total - starts, size),
+            location=f"<{kind} at {id(source):#x}>",
+            source=source,
+        )
 
     @classmethod
     def from_path(
@@ -124,7 +233,9 @@ class Dataset:
         name = _checked_name(name)
         files, fmt = _find_shards(name, path, format, storage_options)
         if counts is None:
-            counts = count_samples(files, fmt, lambda shard: _describe(name, files, shard))
+            shards = [Shard(file, fmt, storage_options) for file in files]
+            describe = functools.partial(_describe, name, files)
+            counts = count_samples(shards, _location(path), describe)
         checked = _checked_counts(name, counts)
         if len(checked) != len(files):
             raise ValueError(
@@ -139,6 +250,7 @@ class Dataset:
             columns=None if columns is None else tuple(columns),
             storage_options=None if storage_options is None else dict(storage_options),
             location=_location(path),
+            staged=any(not is_local(f.path) or fmt.unpacker(f.path) is not None for f in files),
         )
 
 
@@ -212,8 +324,8 @@ def _find_shards(
     wanted = None if format is None else get_format(format)
     try:
         files, from_folder = list_files(path, storage_options)
-    except (FileNotFoundError, ValueError, PermissionError) as error:
-        raise type(error)(f"dataset {name!r}: {error}") from error
+    except Exception as error:
+        raise named_error(error, f"dataset {name!r}") from error
     found: dict[str, list[File]] = {}
     for file in files:
         fmt = format_of(file.path, _head_reader(file, storage_options, wanted, from_folder))

@@ -1,68 +1,134 @@
-"""Counts and line offsets of shards, found once.
+"""Counts and line offsets of shards, found once and kept.
 
 Construction of a dataset needs the number of samples of every shard; reading JSON Lines needs
-where each line begins. Both come from one scan of the shard's structure, run in parallel.
+where each line begins. Both come from one parallel scan. What took a while to find is kept in
+one file for each place of data: line offsets first, a table of shards, then a footer. A row of the
+table counts only while the shard has the size and stamp that it was scanned with.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 import os
+import struct
 import threading
-from collections.abc import Callable, Sequence
+import time
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
+from filelock import FileLock
 
-from zephon_jax.formats import ShardFormat, ShardIndex
-from zephon_jax.formats.files import File, local_stamp
+from zephon_jax.cache import default_folder
+from zephon_jax.formats import ShardIndex
+from zephon_jax.formats.base import named_error
+from zephon_jax.formats.fetch import range_reader
+from zephon_jax.formats.files import File, is_local, local_stamp
+from zephon_jax.staging import Shard, Stager, default_stager
 
 __all__ = ["check_unchanged", "count_samples", "index_of"]
 
-_NUM_THREADS = min(16, 4 * (os.cpu_count() or 1))
-_memo: dict[File, ShardIndex] = {}
-_memo_lock = threading.Lock()
+_NUM_THREADS = min(32, 8 * (os.cpu_count() or 1))
+_MAGIC = b"ZXINDEX1"
+_FOOTER = struct.Struct("<QI8s")  # Bytes and checksum of the table, magic.
+# A scan of fewer shards and bytes than these, that took less than these seconds, is not worth a
+# file.
+_MANY_SHARDS = 64
+_MANY_BYTES = 1 << 26
+_MANY_SECONDS = 0.3
+_FOLDER_BESIDE = ".zephon_jax"
 
 
-def index_of(file: File, fmt: ShardFormat) -> ShardIndex:
-    """Returns the index of a local shard, scanning it if this process has not yet done so."""
-    with _memo_lock:
-        found = _memo.get(file)
+class _Row(NamedTuple):
+    """What is known about one shard."""
+
+    size: int
+    stamp: str
+    num_samples: int
+    # Where its offsets begin among all offsets; -1 for formats without.
+    first_offset: int
+
+
+class _Table(NamedTuple):
+    """A loaded index file."""
+
+    rows: dict[str, _Row]
+    offsets: np.ndarray
+
+    def find(self, file: File) -> ShardIndex | None:
+        row = self.rows.get(file.path)
+        if row is None or (row.size, row.stamp) != (file.size, file.stamp):
+            return None
+        if row.first_offset < 0:
+            return ShardIndex(row.num_samples)
+        stop = row.first_offset + row.num_samples + 1
+        return ShardIndex(row.num_samples, self.offsets[row.first_offset : stop])
+
+
+_EMPTY = _Table({}, np.empty(0, np.int64))
+# Index files that this process has loaded, by their path, and scans that are in no file.
+_tables: dict[str, _Table] = {}
+_scanned: dict[File, ShardIndex] = {}
+_lock = threading.Lock()
+
+
+def index_of(shard: Shard, location: str | None, stager: Stager | None = None) -> ShardIndex:
+    """Returns the index of a shard: from memory, from its file, or by scanning it."""
+    file = shard.file
+    path = _index_path(location, shard.fmt.name)
+    with _lock:
+        found = _scanned.get(file) or _tables.get(path, _EMPTY).find(file)
     if found is None:
-        found = fmt.scan(file.path)
-        with _memo_lock:
-            _memo[file] = found
+        found = _load(path).find(file)
+    if found is None:
+        found = _scan(shard, stager or default_stager(), whole=True)
+        with _lock:
+            _scanned[file] = found
     return found
 
 
 def count_samples(
-    files: Sequence[File], fmt: ShardFormat, describe: Callable[[int], str]
+    shards: Sequence[Shard],
+    location: str | None,
+    describe: Callable[[int], str],
+    stager: Stager | None = None,
 ) -> np.ndarray:
-    """Counts the samples of each file, in parallel.
+    """Counts the samples of each shard, in parallel, scanning only what is new or changed.
 
     Args:
-      files: Shards in their final order.
-      fmt: Their format.
+      shards: Shards of one format, in their final order.
+      location: The place of the data, which names the index file.
       describe: Names a shard in an error, given its number.
+      stager: What makes local copies of remote shards.
 
     Returns:
-      int64 (len(files),).
+      int64 (len(shards),).
 
     Raises:
       ValueError: For a shard that is cut short or of another format, naming it.
       OSError: For a shard that cannot be opened, naming it.
     """
-
-    def scan(shard_id: int) -> int:
-        try:
-            return index_of(files[shard_id], fmt).num_samples
-        except OSError as error:
-            raise type(error)(f"{describe(shard_id)}: {error}") from error
-        except Exception as error:
-            raise ValueError(f"{describe(shard_id)}: {error}.") from error
-
-    with ThreadPoolExecutor(min(_NUM_THREADS, len(files))) as pool:
-        counts = list(pool.map(scan, range(len(files))))
-    return np.asarray(counts, dtype=np.int64)
+    stager = stager or default_stager()
+    path = _index_path(location, shards[0].fmt.name)
+    found = _find_all(shards, _load(path))
+    missing = [shard_id for shard_id, index in enumerate(found) if index is None]
+    if missing:
+        num_bytes = sum(shards[shard_id].file.size for shard_id in missing)
+        large = len(missing) >= _MANY_SHARDS or num_bytes >= _MANY_BYTES
+        with _locked(path) if large else contextlib.nullcontext():
+            found = _find_all(shards, _load(path))  # Another process may have been faster.
+            missing = [shard_id for shard_id, index in enumerate(found) if index is None]
+            start = time.monotonic()
+            for shard_id, index in _scan_all(shards, missing, describe, stager):
+                found[shard_id] = index
+            large |= time.monotonic() - start >= _MANY_SECONDS
+            _keep(path, shards, found, large)
+    return np.asarray([index.num_samples for index in found if index], dtype=np.int64)
 
 
 def check_unchanged(file: File) -> None:
@@ -75,9 +141,7 @@ def check_unchanged(file: File) -> None:
     try:
         size, stamp = local_stamp(file.path)
     except FileNotFoundError:
-        raise FileNotFoundError(
-            "the file is gone. Put it back, or build the dataset anew"
-        ) from None
+        raise FileNotFoundError("the file is gone; put it back or build the dataset anew") from None
     if size != file.size:
         raise ValueError(
             f"the file changed since it was indexed: it had {file.size} bytes and has {size}. "
@@ -88,3 +152,128 @@ def check_unchanged(file: File) -> None:
             f"the file was written to since it was indexed (still {size} bytes). "
             "Build the dataset anew"
         )
+
+
+def _find_all(shards: Sequence[Shard], table: _Table) -> list[ShardIndex | None]:
+    with _lock:
+        return [_scanned.get(shard.file) or table.find(shard.file) for shard in shards]
+
+
+def _scan(shard: Shard, stager: Stager, whole: bool = False) -> ShardIndex:
+    """Scans a shard; a remote one by a few ranges, if that can be and offsets are not wanted."""
+    file, fmt, options = shard
+    if not is_local(file.path) and fmt.unpacker(file.path) is None:
+        count = fmt.count_remote(file.path, file.size, lambda url: range_reader(url, options))
+        if count is not None:
+            return ShardIndex(count)
+    with stager.staged(shard) as (path, _):
+        return fmt.scan(path)
+
+
+def _scan_all(
+    shards: Sequence[Shard], missing: Sequence[int], describe: Callable[[int], str], stager: Stager
+) -> Iterator[tuple[int, ShardIndex]]:
+    def scan(shard_id: int) -> ShardIndex:
+        try:
+            return _scan(shards[shard_id], stager)
+        except Exception as error:
+            raise named_error(error, describe(shard_id)) from error
+
+    with ThreadPoolExecutor(min(_NUM_THREADS, max(1, len(missing)))) as pool:
+        try:
+            results = _progress(pool.map(scan, missing), len(missing))
+            yield from zip(missing, results, strict=True)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _progress(results: Any, total: int) -> Any:
+    """Shows a bar on a terminal when it takes longer than two seconds."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        return results
+    return tqdm(results, "indexing", total, unit=" shards", delay=2.0, leave=False, disable=None)
+
+
+def _index_path(location: str | None, format_name: str) -> str:
+    """Beside the data where a folder for it exists there, else in the cache folder."""
+    if location and is_local(location):
+        beside = os.path.join(location, _FOLDER_BESIDE)
+        if os.path.isdir(beside):
+            return os.path.join(beside, f"{format_name}.index")
+    name = hashlib.blake2b(f"{location} {format_name}".encode(), digest_size=16).hexdigest()
+    return os.path.join(default_folder(), "index", f"{name}.index")
+
+
+@contextlib.contextmanager
+def _locked(path: str) -> Iterator[None]:
+    """Holds the lock of an index file; goes on without where nothing can be written."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            stack.enter_context(FileLock(path + ".lock"))
+        yield
+
+
+def _load(path: str) -> _Table:
+    """Reads an index file; one that is missing or damaged is as good as empty."""
+    table = _EMPTY
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _FOOTER.size))
+            length, checksum, magic = _FOOTER.unpack(file.read(_FOOTER.size).ljust(_FOOTER.size))
+            begin = size - _FOOTER.size - length
+            if magic != _MAGIC or begin < 0 or begin % 8:
+                return _EMPTY
+            file.seek(begin)
+            data = file.read(length)
+            if zlib.crc32(data) != checksum:
+                return _EMPTY
+            rows = {row[0]: _Row(*row[1:]) for row in json.loads(data)}
+            # The open file, not its name, which may be another version by now.
+            offsets = np.memmap(file, "<i8", "r", 0, (begin // 8,)) if begin else _EMPTY.offsets
+        table = _Table(rows, offsets)
+    with _lock:
+        _tables[path] = table
+    return table
+
+
+def _keep(
+    path: str, shards: Sequence[Shard], found: Sequence[ShardIndex | None], on_disk: bool
+) -> None:
+    """Writes the index file if that is worth it, else remembers it in this process."""
+    if on_disk:
+        with contextlib.suppress(OSError):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _write(path, shards, found)
+            if _load(path) is not _EMPTY:
+                return
+    with _lock:
+        for shard, index in zip(shards, found, strict=True):
+            if index is not None:
+                _scanned[shard.file] = index
+
+
+def _write(path: str, shards: Sequence[Shard], found: Sequence[ShardIndex | None]) -> None:
+    temporary = f"{path}.{uuid.uuid4().hex}"
+    rows, num_offsets = [], 0
+    try:
+        with open(temporary, "wb") as file:
+            for shard, index in zip(shards, found, strict=True):
+                assert index is not None
+                first = -1
+                if index.offsets is not None:
+                    file.write(np.ascontiguousarray(index.offsets, "<i8").data)
+                    first, num_offsets = num_offsets, num_offsets + len(index.offsets)
+                size, stamp = shard.file.size, shard.file.stamp
+                rows.append([shard.file.path, size, stamp, index.num_samples, first])
+            data = json.dumps(rows).encode()
+            data += b" " * (-len(data) % 8)
+            file.write(data)
+            file.write(_FOOTER.pack(len(data), zlib.crc32(data), _MAGIC))
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)

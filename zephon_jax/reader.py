@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_jax.catalog import Dataset
-from zephon_jax.formats import OpenShard, get_format
-from zephon_jax.formats.files import File
-from zephon_jax.index import check_unchanged, index_of
+from zephon_jax.formats.base import named_error
+from zephon_jax.open_files import OpenFiles
+from zephon_jax.staging import Shard, Stager, default_stager
 
 __all__ = ["Reader", "check_readable", "default_reader", "read"]
+
+DEFAULT_OPEN_FILES = 64
+DEFAULT_WINDOW_BYTES = 1 << 26
 
 
 class _Group(NamedTuple):
@@ -32,29 +34,36 @@ class _Group(NamedTuple):
     indices: np.ndarray
 
 
-class _Handle:
-    """An open shard, the readers that use it now, and whether it should go after them."""
-
-    def __init__(self, shard: OpenShard):
-        self.shard = shard
-        self.num_users = 0
-        self.lock = threading.Lock()
-
-
 class Reader:
     """Reads records by sample id. Safe to share between threads.
 
     Args:
       max_open_files: Files that stay open between calls. More are open only while that many
         threads read different files at the same time.
+      window_bytes: What `windows` keeps each window below.
+      stager: Makes local copies of remote shards; None for the one that this process shares.
     """
 
-    def __init__(self, *, max_open_files: int = 64):
-        if max_open_files < 1:
-            raise ValueError(f"max_open_files must be at least 1; got {max_open_files}.")
-        self._max_open_files = max_open_files
-        self._handles: OrderedDict[tuple[Any, ...], _Handle] = OrderedDict()
-        self._lock = threading.Lock()
+    def __init__(
+        self,
+        *,
+        max_open_files: int = DEFAULT_OPEN_FILES,
+        window_bytes: int = DEFAULT_WINDOW_BYTES,
+        stager: Stager | None = None,
+    ):
+        for name, value in (("max_open_files", max_open_files), ("window_bytes", window_bytes)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+        self.window_bytes = window_bytes
+        self._stager = stager
+        self._files = OpenFiles(max_open_files)
+        # Bytes that came back for bytes that were expected, by dataset name.
+        self._ratios: dict[str, float] = {}
+
+    @property
+    def stager(self) -> Stager:
+        """What makes local copies."""
+        return self._stager or default_stager()
 
     def read(self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray) -> list[Any]:
         """Returns the records of `sample_ids`, in their order.
@@ -67,68 +76,196 @@ class Reader:
         Raises:
           ValueError: If a dataset is counts only or unknown, an id is out of range, or a shard
             is cut, corrupted or changed. Names dataset and shard.
-          FileNotFoundError: If a shard is gone.
+          OSError: If a shard is gone or must not be read, the network failed too often, or the
+            disk is full. Names dataset and shard.
         """
-        sample_ids = np.asarray(sample_ids, dtype=np.int64).reshape(-1, 3)
+        sample_ids = _as_ids(sample_ids)
         check_readable(datasets_by_id, sample_ids)
         groups, inverse = _group(sample_ids)
-        records: list[Any] = []
         for group in groups:
-            records += self._read_group(datasets_by_id[group.dataset_id], group)
+            _check_range(datasets_by_id[group.dataset_id], group)
+        records: list[Any] = []
+        with self._fetching(datasets_by_id, groups):
+            for group in groups:
+                records += self._read_group(datasets_by_id[group.dataset_id], group)
         return [records[place] for place in inverse.tolist()]
+
+    def windows(
+        self,
+        datasets_by_id: Mapping[int, Dataset],
+        sample_ids: np.ndarray,
+        max_bytes: int | None = None,
+    ) -> Iterator[tuple[int, int]]:
+        """Cuts ids into runs whose records take at most `max_bytes`, to be read one by one.
+
+        Sizes are those in the file where the format knows them (JSON Lines, Megatron, Parquet
+        by row group), else the mean of the shard, corrected by what earlier reads of the dataset
+        returned. A single record that is larger makes a window by itself.
+
+        Args:
+          datasets_by_id: Dataset of each dataset id.
+          sample_ids: int64 (n, 3).
+          max_bytes: Bytes in each window; None for the reader's own setting.
+
+        Yields:
+          Start and stop of each window, in order.
+        """
+        sample_ids = _as_ids(sample_ids)
+        check_readable(datasets_by_id, sample_ids)
+        budget = self.window_bytes if max_bytes is None else max_bytes
+        sizes, guessed = self._sizes(datasets_by_id, sample_ids)
+        start = 0
+        while start < len(sample_ids):
+            scaled = sizes[start:].copy()
+            for dataset_id, where in guessed.items():
+                scaled[where[start:]] *= self._ratios.get(datasets_by_id[dataset_id].name, 1.0)
+            stop = start + int(np.searchsorted(np.cumsum(scaled), budget, side="right"))
+            stop = max(stop, start + 1)
+            yield start, stop
+            start = stop
+
+    def needs_plan(self, datasets_by_id: Mapping[int, Dataset]) -> bool:
+        """True if some shards are remote or compressed, so that `plan` has something to do."""
+        return any(dataset.staged for dataset in datasets_by_id.values())
+
+    def plan(
+        self,
+        datasets_by_id: Mapping[int, Dataset],
+        upcoming: np.ndarray | Sequence[Sequence[int]],
+        owner: Hashable = None,
+    ) -> None:
+        """Says which shards come next, so that they are fetched before they are wanted.
+
+        Costs next to nothing where no shard needs a local copy.
+
+        Args:
+          datasets_by_id: Dataset of each dataset id.
+          upcoming: Integers (n, 2) or (n, 3): dataset id and shard id (what follows is ignored)
+            in order of use, those in use now first. Repeats are fine.
+          owner: Whose plan this is, a lane for instance; it replaces that owner's last plan.
+            An empty plan forgets the owner.
+        """
+        pairs = np.asarray(upcoming, dtype=np.int64)
+        pairs = pairs.reshape(-1, pairs.shape[-1] if pairs.ndim > 1 else 2)[:, :2]
+        _, first = np.unique(pairs, axis=0, return_index=True)
+        shards = [
+            self._shard_of(datasets_by_id[int(dataset_id)], int(shard_id))
+            for dataset_id, shard_id in pairs[np.sort(first)]
+            if datasets_by_id[int(dataset_id)].staged
+        ]
+        if shards or self.needs_plan(datasets_by_id):
+            self.stager.plan(("plan", owner), shards)
 
     def close(self) -> None:
         """Closes the files that nobody is reading."""
-        with self._lock:
-            for key, handle in list(self._handles.items()):
-                if not handle.num_users:
-                    self._handles.pop(key).shard.close()
+        self._files.close()
 
-    def _read_group(self, dataset: Dataset, group: _Group) -> Sequence[Any]:
-        _check_range(dataset, group)
-        try:
-            check_unchanged(dataset.shards[group.shard_id])
-            with self._opened(dataset, group.shard_id) as handle:
-                return handle.shard.read(group.indices)
-        except OSError as error:
-            raise type(error)(f"{dataset.describe_shard(group.shard_id)}: {error}") from error
-        except Exception as error:
-            raise ValueError(f"{dataset.describe_shard(group.shard_id)}: {error}.") from error
+    def _shard_of(self, dataset: Dataset, shard_id: int) -> Shard:
+        physical, physical_id, _ = dataset.locate(shard_id, np.zeros(0, np.int64))
+        return physical.shard(physical_id)
 
     @contextmanager
-    def _opened(self, dataset: Dataset, shard_id: int) -> Iterator[_Handle]:
-        file = dataset.shards[shard_id]
-        key = (file, dataset.format, dataset.columns)
-        with self._lock:
-            handle = self._handles.pop(key, None)
-            if handle is None:
-                handle = _Handle(_open(dataset, file, int(dataset.shard_counts[shard_id])))
-            self._handles[key] = handle  # Last is the most recently used.
-            handle.num_users += 1
-            self._close_oldest()
+    def _fetching(self, datasets_by_id: Mapping[int, Dataset], groups: Sequence[_Group]) -> Any:
+        """While a call that needs several copies reads the first, the others are made."""
+        shards = [
+            self._shard_of(datasets_by_id[group.dataset_id], group.shard_id)
+            for group in groups
+            if datasets_by_id[group.dataset_id].staged
+        ]
+        if len(shards) < 2 or not self.stager.any_missing(shards):
+            yield
+            return
+        owner = ("read", threading.get_ident())
         try:
-            yield handle
+            self.stager.plan(owner, shards)
+            yield
         finally:
-            with self._lock:
-                handle.num_users -= 1
+            self.stager.plan(owner, ())
 
-    def _close_oldest(self) -> None:
-        excess = len(self._handles) - self._max_open_files
-        idle = [key for key, handle in self._handles.items() if not handle.num_users]
-        for key in idle[: max(excess, 0)]:
-            self._handles.pop(key).shard.close()
+    def _read_group(self, dataset: Dataset, group: _Group) -> Sequence[Any]:
+        try:
+            physical, shard_id, indices = dataset.locate(group.shard_id, group.indices)
+            if physical is dataset:
+                return self._read_shard(dataset, shard_id, indices)
+            order = np.argsort(indices, kind="stable")
+            found = self._read_shard(physical, shard_id, indices[order])
+            inverse = np.empty_like(order)
+            inverse[order] = np.arange(len(order))
+            return [found[place] for place in inverse.tolist()]
+        except Exception as error:
+            raise named_error(error, dataset.describe_shard(group.shard_id)) from error
+
+    def _read_shard(self, dataset: Dataset, shard_id: int, indices: np.ndarray) -> Sequence[Any]:
+        if dataset.source is not None:
+            first = int(dataset.shard_counts[:shard_id].sum())
+            return _read_source(dataset, (indices + first).tolist())
+        with self._files.opened(dataset, shard_id, self.stager) as shard:
+            records = shard.read(indices)
+        if records and isinstance(records[0], bytes):
+            self._learn(dataset, shard_id, records)
+        return records
+
+    def _learn(self, dataset: Dataset, shard_id: int, records: Sequence[bytes]) -> None:
+        expected = len(records) * _mean_bytes(dataset, shard_id)
+        ratio = sum(map(len, records)) / max(1.0, expected)
+        self._ratios[dataset.name] = max(ratio, (self._ratios.get(dataset.name, ratio) + ratio) / 2)
+
+    def _sizes(
+        self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """Bytes of each record, float64, and where in each dataset they are only a mean."""
+        sizes = np.zeros(len(sample_ids))
+        guessed: dict[int, np.ndarray] = {}
+        groups, inverse = _group(sample_ids)
+        place = np.argsort(inverse)  # Where each sorted id stands in `sample_ids`.
+        begin = 0
+        for group in groups:
+            dataset = datasets_by_id[group.dataset_id]
+            _check_range(dataset, group)
+            mine = place[begin : begin + len(group.indices)]
+            begin += len(group.indices)
+            physical, shard_id, indices = dataset.locate(group.shard_id, group.indices)
+            known = self._known_sizes(physical, shard_id, indices)
+            if known is None:
+                known = np.full(len(mine), _mean_bytes(physical, shard_id))
+                where = guessed.setdefault(group.dataset_id, np.zeros(len(sample_ids), bool))
+                where[mine] = True
+            sizes[mine] = known
+        return sizes, guessed
+
+    def _known_sizes(
+        self, dataset: Dataset, shard_id: int, indices: np.ndarray
+    ) -> np.ndarray | None:
+        """Sizes from the file, where that is here and knows them."""
+        if dataset.source is not None or dataset.format == "array_record":
+            return None
+        if dataset.staged and self.stager.any_missing([dataset.shard(shard_id)]):
+            return None
+        try:
+            with self._files.opened(dataset, shard_id, self.stager) as shard:
+                return shard.num_bytes(indices)
+        except Exception as error:
+            raise named_error(error, dataset.describe_shard(shard_id)) from error
 
 
-def _open(dataset: Dataset, file: File, num_samples: int) -> OpenShard:
-    fmt = get_format(str(dataset.format))
-    shard = fmt.open(file.path, index_of(file, fmt), dataset.columns)
-    if shard.num_samples != num_samples:
-        shard.close()
+def _read_source(dataset: Dataset, places: list[int]) -> Sequence[Any]:
+    source = dataset.source
+    if len(source) != dataset.num_samples:
         raise ValueError(
-            f"the shard holds {shard.num_samples} samples, not the {num_samples} it was declared "
-            "with. Correct counts=, or build the dataset anew"
+            f"the source has {len(source)} samples now, not {dataset.num_samples}. "
+            "Build the dataset anew"
         )
-    return shard
+    for method in ("__getitems__", "_getitems"):
+        read_many = getattr(source, method, None)
+        if read_many is not None:
+            return list(read_many(places))
+    records = []
+    for place in places:
+        try:
+            records.append(source[place])
+        except Exception as error:
+            raise ValueError(f"record {place}: {type(error).__name__}: {error}") from error
+    return records
 
 
 def check_readable(
@@ -155,6 +292,16 @@ def check_readable(
                 f"dataset {dataset.name!r} cannot be read: only its counts are known. "
                 "Build it with Dataset.from_path to read from it."
             )
+
+
+def _as_ids(sample_ids: Any) -> np.ndarray:
+    return np.asarray(sample_ids, dtype=np.int64).reshape(-1, 3)
+
+
+def _mean_bytes(dataset: Dataset, shard_id: int) -> float:
+    if not dataset.shards:
+        return 1024.0  # Nothing is known about what a source returns.
+    return dataset.shards[shard_id].size / max(1, int(dataset.shard_counts[shard_id]))
 
 
 def _check_range(dataset: Dataset, group: _Group) -> None:

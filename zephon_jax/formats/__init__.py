@@ -8,11 +8,15 @@ from collections.abc import Callable, Sequence
 from zephon_jax.formats.array_record import ARRAY_RECORD
 from zephon_jax.formats.base import OpenShard, ShardFormat, ShardIndex
 from zephon_jax.formats.jsonl import JSONL
+from zephon_jax.formats.megatron import MEGATRON
+from zephon_jax.formats.parquet import PARQUET
 
 __all__ = ["FORMATS", "OpenShard", "ShardFormat", "ShardIndex", "format_of", "get_format"]
 
 # Each format by the word that `format=` takes.
-FORMATS: dict[str, ShardFormat] = {fmt.name: fmt for fmt in (ARRAY_RECORD, JSONL)}
+FORMATS: dict[str, ShardFormat] = {
+    fmt.name: fmt for fmt in (ARRAY_RECORD, JSONL, MEGATRON, PARQUET)
+}
 
 # `data.array_record-00001-of-00010`: the shard number may follow the suffix.
 _SHARD_NUMBER = re.compile(r"-\d+-of-\d+$")

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from zephon_jax.formats.base import ShardIndex
+from zephon_jax.formats.base import FetchRange, OpenShard, ShardIndex
 
 __all__ = ["ARRAY_RECORD", "ArrayRecordFormat"]
 
 # No read-ahead buffers and no threads of its own: both cost more than they bring to sorted
 # batches of indices, and a reader without threads survives a fork.
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
-_BUFFER_BYTES = 1 << 16
+# The reader fetches this much around a record: large buffers halve the speed of sparse reads.
+_BUFFER_BYTES = 1 << 15
+_TAIL_BYTES = 1 << 18
+_MAX_TAIL_BYTES = 1 << 30
 
 
 def _open_reader(path: str) -> Any:
@@ -37,6 +41,8 @@ def _open_reader(path: str) -> Any:
 class ArrayRecordShard:
     """An open ArrayRecord file."""
 
+    num_files = 1
+
     def __init__(self, path: str):
         self._reader = _open_reader(path)
         self.num_samples: int = self._reader.num_records()
@@ -44,6 +50,9 @@ class ArrayRecordShard:
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns the records as `bytes`, with one call for all of them."""
         return self._reader.read(indices.tolist())
+
+    def num_bytes(self, indices: np.ndarray) -> None:
+        """Not known before reading."""
 
     def close(self) -> None:
         """Closes the file."""
@@ -56,6 +65,7 @@ class ArrayRecordFormat:
     name = "array_record"
     suffixes = (".array_record", ".arrayrecord", ".arecord")
     magics = (bytes.fromhex("83af70d10d884a3f"),)
+    keeps_offsets = False
 
     def scan(self, path: str) -> ShardIndex:
         """Counts by the footer, which also tells an empty file from a cut one."""
@@ -64,7 +74,31 @@ class ArrayRecordFormat:
         reader.close()
         return ShardIndex(num_samples)
 
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> Any:
+    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
+        """Counts by the end of the file, put into a sparse file of the same size."""
+        read = fetch(path)
+        tail = min(size, _TAIL_BYTES)
+        while True:
+            with tempfile.NamedTemporaryFile(suffix=".array_record") as file:
+                file.truncate(size)
+                file.seek(size - tail)
+                file.write(read(size - tail, size))
+                file.flush()
+                try:
+                    return self.scan(file.name).num_samples
+                except ValueError:
+                    # The footer grows with the number of chunks, so it may begin further ahead.
+                    if tail == size or tail >= _MAX_TAIL_BYTES:
+                        raise
+            tail = min(size, tail * 16)
+
+    def companion(self, path: str) -> None:
+        """One file is all."""
+
+    def unpacker(self, path: str) -> None:
+        """Files are read as they are."""
+
+    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
         """Opens a file; `columns` does not apply."""
         del index, columns
         return ArrayRecordShard(path)

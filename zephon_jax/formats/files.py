@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 
 import fsspec
 
-__all__ = ["File", "is_local", "list_files", "local_stamp", "natural_key", "read_head"]
+__all__ = [
+    "File",
+    "is_local",
+    "list_files",
+    "local_stamp",
+    "natural_key",
+    "read_head",
+    "stat_remote",
+]
 
 PathLike = str | os.PathLike[str]
 
@@ -59,6 +67,13 @@ def read_head(path: str, storage_options: Mapping[str, Any] | None, num_bytes: i
         return file.read(num_bytes)  # type: ignore[union-attr]
 
 
+def stat_remote(url: str, storage_options: Mapping[str, Any] | None) -> File:
+    """Asks a remote file system what a file is now, past its listing cache."""
+    fs, path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+    fs.invalidate_cache(fs._parent(path))
+    return _as_files(fs, [fs.info(path)])[0]
+
+
 def list_files(
     path: PathLike | Sequence[PathLike], storage_options: Mapping[str, Any] | None = None
 ) -> tuple[list[File], bool]:
@@ -104,7 +119,9 @@ def _list_one(path: str, options: dict[str, Any]) -> tuple[list[File], bool]:
     try:
         info = fs.info(root)
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path!r} does not exist.") from None
+        if not fs.exists(root + ".bin"):  # Megatron's users name a pair by what both share.
+            raise FileNotFoundError(f"{path!r} does not exist.") from None
+        info = fs.info(root + ".bin")
     if info["type"] != "directory":
         return _as_files(fs, [info]), False
     found = fs.find(root, detail=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from zephon_jax.formats.base import ShardIndex
+from zephon_jax.formats.base import FetchRange, OpenShard, ShardIndex
 
 __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 
@@ -86,6 +88,8 @@ def _runs(first: np.ndarray, last: np.ndarray) -> list[tuple[int, int]]:
 class JsonlShard:
     """An open JSON Lines file."""
 
+    num_files = 1
+
     def __init__(self, path: str, offsets: np.ndarray):
         self._path = path
         self._fd = os.open(path, os.O_RDONLY)
@@ -134,6 +138,10 @@ class JsonlShard:
                 left -= len(block)
         return lines
 
+    def num_bytes(self, indices: np.ndarray) -> np.ndarray:
+        """Bytes of each line."""
+        return self._offsets[indices + 1] - self._offsets[indices]
+
     def close(self) -> None:
         """Closes the file."""
         fd, self._fd = self._fd, -1
@@ -143,23 +151,72 @@ class JsonlShard:
     __del__ = close
 
 
+def _gunzip(source: str, target: str) -> None:
+    import gzip
+
+    with open(source, "rb") as packed, gzip.open(packed) as plain, open(target, "r+b") as out:
+        try:
+            shutil.copyfileobj(plain, out, _RUN_BYTES)
+            out.truncate()
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"the gzip data is cut short or corrupted ({error})") from error
+
+
+def _unzstd(source: str, target: str) -> None:
+    import zstandard
+
+    # Frame by frame, because the library's stream reader takes a cut file for a whole one.
+    frame, fresh = zstandard.ZstdDecompressor().decompressobj(), True
+    with open(source, "rb") as packed, open(target, "r+b") as out:
+        try:
+            while block := packed.read(_RUN_BYTES >> 3):
+                while block:
+                    out.write(frame.decompress(block))
+                    block, fresh = frame.unused_data if frame.eof else b"", frame.eof
+                    if frame.eof:
+                        frame = zstandard.ZstdDecompressor().decompressobj()
+            out.truncate()
+        except zstandard.ZstdError as error:
+            raise ValueError(f"the zstd data is corrupted ({error})") from error
+    if not fresh:
+        raise ValueError("the zstd data is cut short")
+
+
 class JsonlFormat:
-    """Plain JSON Lines files."""
+    """JSON Lines files, plain or compressed with gzip or zstd.
+
+    A compressed file cannot be entered in its middle, so it is unpacked into the local cache.
+    """
 
     name = "jsonl"
-    suffixes = (".jsonl", ".ndjson")
+    suffixes = tuple(
+        kind + packing for kind in (".jsonl", ".ndjson") for packing in ("", ".gz", ".zst")
+    )
     magics = (b"{",)
+    keeps_offsets = True
 
     def scan(self, path: str) -> ShardIndex:
         """Finds the lines. The file is read once, and nothing is parsed."""
         offsets = line_offsets(path)
         return ShardIndex(len(offsets) - 1, offsets)
 
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> Any:
+    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> None:
+        """Lines can only be counted by seeing all of them."""
+
+    def companion(self, path: str) -> None:
+        """One file is all."""
+
+    def unpacker(self, path: str) -> Callable[[str, str], None] | None:
+        """Tells by the suffix whether and how a file is compressed."""
+        return _UNPACKERS.get(path.lower().rsplit(".", 1)[-1])
+
+    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
         """Opens a file, finding its lines again where the index does not hold them."""
         del columns
         offsets = line_offsets(path) if index.offsets is None else index.offsets
         return JsonlShard(path, offsets)
 
+
+_UNPACKERS = {"gz": _gunzip, "zst": _unzstd}
 
 JSONL = JsonlFormat()

@@ -1,0 +1,156 @@
+"""Brings a remote file to this machine: by ranges, in parallel, again after errors.
+
+What has arrived is written down beside the target, so a fetch that was killed goes on where it
+stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import fsspec
+
+from zephon_jax.formats.base import FetchRange
+from zephon_jax.formats.files import File, stat_remote
+
+__all__ = ["fetch_file", "range_reader", "with_retries"]
+
+T = TypeVar("T")
+
+_NUM_ATTEMPTS = 6
+_FIRST_DELAY = 0.1
+_MAX_DELAY = 5.0
+_PART_BYTES = 8 << 20
+
+
+def with_retries(call: Callable[[], T], num_attempts: int | None = None) -> T:
+    """Calls again after an error that may pass, with growing pauses.
+
+    A missing or forbidden file and bad data do not pass. Everything else that a file system
+    raises does: object stores report throttling and broken connections in many ways.
+    """
+    attempts = _NUM_ATTEMPTS if num_attempts is None else num_attempts
+    for attempt in range(attempts):
+        try:
+            return call()
+        except (FileNotFoundError, PermissionError, ValueError, NotImplementedError):
+            raise
+        except Exception as error:
+            if attempt == attempts - 1:
+                if isinstance(error, OSError):
+                    raise
+                raise ConnectionError(f"{type(error).__name__}: {error}") from error
+        delay = min(_MAX_DELAY, _FIRST_DELAY * 2**attempt)
+        time.sleep(delay * random.uniform(0.5, 1.0))
+    raise AssertionError("num_attempts is at least 1")
+
+
+def range_reader(url: str, storage_options: Mapping[str, Any] | None) -> FetchRange:
+    """Returns a function that reads bytes [start, stop) of a remote file."""
+    fs, path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+
+    def read(start: int, stop: int) -> bytes:
+        data = with_retries(lambda: fs.cat_file(path, start=start, end=stop))
+        # Servers that know no ranges send everything.
+        return data[start:stop] if len(data) > stop - start else data
+
+    return read
+
+
+def fetch_file(
+    file: File,
+    storage_options: Mapping[str, Any] | None,
+    target: str,
+    pool: ThreadPoolExecutor | None = None,
+) -> None:
+    """Writes a remote file into `target`, which has the full size already.
+
+    Args:
+      file: The remote file as it was listed.
+      storage_options: Arguments for its fsspec file system.
+      target: A local file of `file.size` bytes; `target + ".done"` remembers the parts in it.
+      pool: Threads that fetch parts.
+
+    Raises:
+      FileNotFoundError: If the file is gone.
+      PermissionError: If it must not be read.
+      ValueError: If it is not the file that was listed.
+      OSError: If the network failed too often, or the disk is full.
+    """
+    done_path = f"{target}.done"
+    done = _read_done(done_path)
+    parts = [part for part in range(-(-file.size // _PART_BYTES)) if part not in done]
+    read = range_reader(file.path, storage_options)
+    fd = os.open(target, os.O_WRONLY)
+    done_fd = os.open(done_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+
+    def fetch(part: int) -> None:
+        start = part * _PART_BYTES
+        stop = min(start + _PART_BYTES, file.size)
+        data = read(start, stop)
+        if len(data) != stop - start:
+            raise ValueError(_changed(file, f"it now ends at byte {start + len(data)}"))
+        _write_all(fd, data, start)
+        os.write(done_fd, part.to_bytes(4, "little"))  # Appends of 4 bytes are atomic.
+
+    try:
+        if pool is None:
+            for part in parts:
+                fetch(part)
+        else:
+            _run_all(pool, fetch, parts)
+    finally:
+        os.close(fd)
+        os.close(done_fd)
+    _check_version(file, storage_options)
+
+
+def _run_all(pool: ThreadPoolExecutor, call: Callable[[int], None], parts: list[int]) -> None:
+    """Runs all calls and raises the first error, after none is running any more."""
+    futures = [pool.submit(call, part) for part in parts]
+    first: BaseException | None = None
+    for future in futures:
+        if first is not None and future.cancel():
+            continue
+        error = future.exception()
+        first = first or error
+    if first is not None:
+        raise first
+
+
+def _write_all(fd: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _read_done(path: str) -> set[int]:
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        return set()
+    whole = len(data) // 4 * 4
+    return {int.from_bytes(data[i : i + 4], "little") for i in range(0, whole, 4)}
+
+
+def _check_version(file: File, storage_options: Mapping[str, Any] | None) -> None:
+    """Refuses parts that may come from two versions of an object."""
+    now = with_retries(lambda: stat_remote(file.path, storage_options))
+    if now.size != file.size:
+        raise ValueError(_changed(file, f"it now has {now.size} bytes"))
+    if now.stamp != file.stamp:
+        raise ValueError(_changed(file, f"its stamp is {now.stamp}, not {file.stamp}"))
+
+
+def _changed(file: File, how: str) -> str:
+    return (
+        f"the remote file changed since it was indexed with {file.size} bytes: {how}. "
+        "Build the dataset anew"
+    )

@@ -1,0 +1,140 @@
+"""Megatron's pretokenized pairs: `.bin` holds token ids, `.idx` says where each sequence lies.
+
+Both files are memory-mapped; a record is one sequence, copied out as a NumPy array.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon_jax.formats.base import FetchRange, OpenShard, ShardIndex
+
+__all__ = ["MEGATRON", "MegatronFormat"]
+
+_MAGIC = b"MMIDIDX\x00\x00"
+# Magic, version, dtype code, sequences, documents.
+_HEADER = struct.Struct("<9sQBQQ")
+_DTYPES = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+
+
+def _index_path(path: str) -> str:
+    return os.path.splitext(path)[0] + ".idx"
+
+
+def _parse_header(head: bytes, index_size: int | None) -> tuple[np.dtype, int]:
+    """Returns the token dtype and the number of sequences, after checking the sizes."""
+    if len(head) < _HEADER.size:
+        raise ValueError(f"the .idx file is cut short: {len(head)} bytes")
+    magic, version, code, num_sequences, num_documents = _HEADER.unpack(head)
+    if magic != _MAGIC or version != 1 or code not in _DTYPES:
+        raise ValueError("the .idx file is not a Megatron index of version 1")
+    least = _HEADER.size + 12 * num_sequences + 8 * num_documents
+    if index_size is not None and index_size < least:
+        raise ValueError(f"the .idx file is cut short: {index_size} of at least {least} bytes")
+    return _DTYPES[code], num_sequences
+
+
+def _read_header(path: str) -> tuple[np.dtype, int]:
+    index_path = _index_path(path)
+    try:
+        with open(index_path, "rb") as file:
+            return _parse_header(file.read(_HEADER.size), os.path.getsize(index_path))
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"{index_path} does not exist; a .bin shard needs its .idx file beside it"
+        ) from None
+
+
+class MegatronShard:
+    """An open pair of files."""
+
+    num_files = 2
+
+    def __init__(self, path: str):
+        self._dtype, self.num_samples = _read_header(path)
+        self._lengths, self._pointers = self._map_index(_index_path(path))
+        size = os.path.getsize(path)
+        if self.num_samples:
+            last = int(self._pointers[-1]) + int(self._lengths[-1]) * self._dtype.itemsize
+            if last > size:
+                raise ValueError(f"the .bin file is cut short: {size} of {last} bytes")
+        self._data = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+        self._path, self._size = path, size
+
+    def _map_index(self, path: str) -> tuple[np.ndarray, np.ndarray]:
+        count = self.num_samples
+        if not count:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        data = np.memmap(path, np.uint8, "r")
+        middle, end = _HEADER.size + 4 * count, _HEADER.size + 12 * count
+        # The pointers need not begin at a multiple of 8, which a view does not mind.
+        return data[_HEADER.size : middle].view("<i4"), data[middle:end].view("<i8")
+
+    def read(self, indices: np.ndarray) -> Sequence[Any]:
+        """Returns the token ids of each sequence, a copy."""
+        if os.path.getsize(self._path) < self._size:
+            # Touching a page past the end of a mapped file would kill the process.
+            raise ValueError(f"the .bin file was cut to less than its {self._size} bytes")
+        starts = self._pointers[indices].tolist()
+        stops = (self._pointers[indices] + self.num_bytes(indices)).tolist()
+        data, dtype = self._data, self._dtype
+        return [
+            np.frombuffer(data[start:stop].tobytes(), dtype).copy()
+            for start, stop in zip(starts, stops, strict=True)
+        ]
+
+    def num_bytes(self, indices: np.ndarray) -> np.ndarray:
+        """Bytes of each sequence."""
+        return self._lengths[indices].astype(np.int64) * self._dtype.itemsize
+
+    def close(self) -> None:
+        """Lets go of the mappings; they end with the last array that looks at them."""
+        self._data = self._lengths = self._pointers = np.empty(0, np.uint8)
+
+
+class MegatronFormat:
+    """Pairs of `.bin` and `.idx` files, named by the `.bin` file."""
+
+    name = "megatron"
+    suffixes = (".bin",)
+    magics = ()
+    keeps_offsets = False
+
+    def scan(self, path: str) -> ShardIndex:
+        """Reads the number of sequences from the head of the `.idx` file."""
+        _, num_samples = _read_header(path)
+        MegatronShard(path).close()  # Checks that both files are whole.
+        return ShardIndex(num_samples)
+
+    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
+        """Reads the head of the `.idx` file."""
+        return _parse_header(fetch(_index_path(path))(0, _HEADER.size), None)[1]
+
+    def companion(self, path: str) -> str:
+        """The `.idx` file."""
+        return _index_path(path)
+
+    def unpacker(self, path: str) -> None:
+        """Files are read as they are."""
+
+    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
+        """Opens both files; `columns` does not apply."""
+        del index, columns
+        return MegatronShard(path)
+
+
+MEGATRON = MegatronFormat()

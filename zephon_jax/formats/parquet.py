@@ -1,0 +1,144 @@
+"""Parquet shards: rows as dicts, row groups decoded once for each call that needs them."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon_jax.formats.base import BLOCKS, FetchRange, OpenShard, ShardIndex
+
+__all__ = ["PARQUET", "ParquetFormat"]
+
+
+class _RangeFile(io.RawIOBase):
+    """A remote file for pyarrow, which asks it for the footer only."""
+
+    def __init__(self, read: FetchRange, size: int):
+        self._read, self._size, self._position = read, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = (0, self._position, self._size)[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._position + len(buffer), self._size)
+        data = self._read(self._position, stop) if stop > self._position else b""
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def _open_file(source: Any) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(source)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"not a complete Parquet file ({error})") from error
+
+
+class ParquetShard:
+    """An open Parquet file."""
+
+    num_files = 1
+
+    def __init__(self, path: str, columns: tuple[str, ...] | None):
+        self._file = _open_file(path)
+        self._lock = threading.Lock()  # A ParquetFile reads one thing at a time.
+        self._columns = None if columns is None else list(columns)
+        meta = self._file.metadata
+        groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
+        rows = [group.num_rows for group in groups]
+        self._bounds = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
+        sizes = np.array([group.total_byte_size for group in groups], dtype=np.int64)
+        self._row_bytes = sizes // np.maximum(rows, 1)
+        self.num_samples = int(meta.num_rows)
+        self._check_columns()
+
+    def _check_columns(self) -> None:
+        known = self._file.schema_arrow.names
+        for column in self._columns or ():
+            if column not in known:
+                raise ValueError(f"there is no column {column!r}; columns are {known}")
+
+    def read(self, indices: np.ndarray) -> Sequence[Any]:
+        """Returns rows as dicts of Python values."""
+        groups = np.searchsorted(self._bounds, indices, side="right") - 1
+        cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        rows: list[Any] = []
+        for part in np.split(indices, cuts):
+            group = int(np.searchsorted(self._bounds, part[0], side="right")) - 1
+            rows += _rows(self._row_group(group), part - self._bounds[group])
+        return rows
+
+    def _row_group(self, group: int) -> Any:
+        key = (id(self), group)
+        with self._lock:
+            table = BLOCKS.get(key)
+            if table is None:
+                table = self._file.read_row_group(group, columns=self._columns)
+                BLOCKS.put(key, table, table.nbytes)
+        return table
+
+    def num_bytes(self, indices: np.ndarray) -> np.ndarray:
+        """Mean bytes of the rows in each row's group, all columns counted."""
+        return self._row_bytes[np.searchsorted(self._bounds, indices, side="right") - 1]
+
+    def close(self) -> None:
+        """Closes the file and drops its decoded row groups."""
+        BLOCKS.forget(id(self))
+        self._file.close()
+
+
+def _rows(table: Any, places: np.ndarray) -> list[dict[str, Any]]:
+    first, last = int(places[0]), int(places[-1])
+    if last - first == len(places) - 1 and np.all(np.diff(places) == 1):
+        return table.slice(first, len(places)).to_pylist()
+    return table.take(places).to_pylist()
+
+
+class ParquetFormat:
+    """Parquet files."""
+
+    name = "parquet"
+    suffixes = (".parquet", ".pq")
+    magics = (b"PAR1",)
+    keeps_offsets = False
+
+    def scan(self, path: str) -> ShardIndex:
+        """Counts by the footer."""
+        with open(path, "rb") as file:
+            return ShardIndex(int(_open_file(file).metadata.num_rows))
+
+    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
+        """Counts by the footer, which pyarrow finds in the last 64 KiB or asks for."""
+        return int(_open_file(_RangeFile(fetch(path), size)).metadata.num_rows)
+
+    def companion(self, path: str) -> None:
+        """One file is all."""
+
+    def unpacker(self, path: str) -> None:
+        """Files are read as they are."""
+
+    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
+        """Opens a file to read some or all columns."""
+        del index
+        return ParquetShard(path, columns)
+
+
+PARQUET = ParquetFormat()

@@ -1,0 +1,232 @@
+"""Local copies of shards: which a shard needs, and making them before they are wanted.
+
+A remote shard is copied whole, a compressed one is unpacked, a plain local one is read where it
+is. The schedule says which shards come next, so a few threads make their copies ahead of need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from zephon_jax.cache import Entry, ShardCache, default_folder
+from zephon_jax.formats import ShardFormat
+from zephon_jax.formats.fetch import fetch_file, with_retries
+from zephon_jax.formats.files import File, is_local, stat_remote
+
+__all__ = ["Shard", "Stager", "default_stager"]
+
+DEFAULT_CACHE_BYTES = 32 << 30
+
+_NUM_FETCHES = 8  # Parts that are on the wire at the same time.
+_NUM_LOOKAHEADS = 2  # Copies that are made ahead at the same time.
+_WAIT_SECONDS = 0.2
+# Text shrinks about this much; it only sets how much room an unpacked copy asks for at first.
+_UNPACKED_RATIO = 4
+
+
+class Shard(NamedTuple):
+    """A file with what it takes to read it."""
+
+    file: File
+    fmt: ShardFormat
+    storage_options: Mapping[str, Any] | None = None
+
+
+class Stager:
+    """Makes copies in a cache folder, now or ahead of need. Safe to share between threads.
+
+    Args:
+      folder: The cache folder.
+      max_bytes: Its budget.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], max_bytes: int = DEFAULT_CACHE_BYTES):
+        self._folder, self._max_bytes = folder, max_bytes
+        self._cache: ShardCache | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._companions: dict[str, File] = {}
+        self._changed = threading.Condition()
+        self._plans: dict[Hashable, list[Entry]] = {}
+        self._busy: set[str] = set()
+        self._retry_at: dict[str, float] = {}
+        self._threads: list[threading.Thread] = []
+        self._closed = False
+
+    @property
+    def cache(self) -> ShardCache:
+        """The cache, whose folder is made when it is needed first."""
+        with self._changed:
+            if self._cache is None:
+                self._cache = ShardCache(self._folder, self._max_bytes)
+            return self._cache
+
+    def entries(self, shard: Shard) -> list[Entry]:
+        """Returns the copies that reading a shard takes, the shard itself first."""
+        file, fmt, options = shard
+        unpack = fmt.unpacker(file.path)
+        if unpack is not None:
+            return [self._unpacked(shard, unpack)]
+        if is_local(file.path):
+            return []
+        found = [self._fetched(file, options, _name(file))]
+        companion = fmt.companion(file.path)
+        if companion is not None:
+            if companion not in self._companions:
+                stat = with_retries(lambda: stat_remote(companion, options))
+                self._companions[companion] = stat
+            name = os.path.splitext(found[0].name)[0] + os.path.splitext(companion)[1]
+            found.append(self._fetched(self._companions[companion], options, name))
+        return found
+
+    @contextlib.contextmanager
+    def staged(self, shard: Shard) -> Iterator[tuple[str, Hashable]]:
+        """Holds a shard's local file: yields its path, and what tells this copy from others."""
+        with contextlib.ExitStack() as leases:
+            held = []
+            for entry in self.entries(shard):
+                lease = self.cache.acquire(entry)
+                assert lease is not None  # Only a copy ahead of need can be refused.
+                held.append(leases.enter_context(lease))
+            if held:
+                yield held[0].path, held[0].identity
+            else:
+                yield shard.file.path, None
+
+    def any_missing(self, shards: Sequence[Shard]) -> bool:
+        """True if a copy that one of the shards needs is not there."""
+        names = [entry.name for shard in shards for entry in self.entries(shard)]
+        return not all(self.cache.has(name) for name in names)
+
+    def plan(self, owner: Hashable, shards: Sequence[Shard]) -> None:
+        """Starts to make the copies that will be wanted next.
+
+        Args:
+          owner: Whose plan this is; it replaces the owner's last one.
+          shards: In order of first use, those in use now first. Empty to forget the owner.
+        """
+        entries = [entry for shard in shards for entry in self.entries(shard)]
+        with self._changed:
+            known = self._plans.pop(owner, None)
+            if entries:
+                self._plans[owner] = entries
+        if entries or known:
+            self.cache.plan(owner, [entry.name for entry in entries])
+        if entries:
+            self._start_threads()
+            with self._changed:
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Stops making copies ahead."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _unpacked(self, shard: Shard, unpack: Callable[[str, str], None]) -> Entry:
+        file, _, options = shard
+
+        def make(target: str) -> None:
+            if is_local(file.path):
+                unpack(file.path, target)
+                return
+            lease = self.cache.acquire(self._fetched(file, options, _name(file)))
+            assert lease is not None
+            with lease:
+                unpack(lease.path, target)
+
+        return Entry(_name(file, "plain"), _UNPACKED_RATIO * file.size, False, make)
+
+    def _fetched(self, file: File, options: Mapping[str, Any] | None, name: str) -> Entry:
+        def make(target: str) -> None:
+            fetch_file(file, options, target, self._fetch_pool())
+
+        return Entry(name, file.size, True, make)
+
+    def _fetch_pool(self) -> ThreadPoolExecutor:
+        with self._changed:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_NUM_FETCHES, "zephon-fetch")
+            return self._pool
+
+    def _start_threads(self) -> None:
+        with self._changed:
+            if self._threads or self._closed:
+                return
+            for _ in range(_NUM_LOOKAHEADS):
+                thread = threading.Thread(target=self._look_ahead, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def _look_ahead(self) -> None:
+        """Makes planned copies, soonest use first, until the stager is closed."""
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+                picked = self._pick()
+                if picked is None:
+                    self._changed.wait(_WAIT_SECONDS)
+                    continue
+                self._busy.add(picked[1].name)
+            self._make_ahead(*picked)
+
+    def _pick(self) -> tuple[float, Entry] | None:
+        now, best = time.monotonic(), None
+        for entries in self._plans.values():
+            for rank, entry in enumerate(entries):
+                if best is not None and rank >= best[0]:
+                    break
+                waiting = entry.name in self._busy or self._retry_at.get(entry.name, 0) > now
+                if not waiting and self._cache and not self._cache.has(entry.name):
+                    best = (rank, entry)
+                    break
+        return best
+
+    def _make_ahead(self, rank: float, entry: Entry) -> None:
+        pause = _WAIT_SECONDS
+        try:
+            lease = self.cache.acquire(entry, rank)
+            if lease is not None:
+                lease.close()
+                pause = 0.0
+        except Exception:
+            # Whoever needs the shard tries again and gets the error, with its name.
+            pause = 10 * _WAIT_SECONDS
+        with self._changed:
+            self._busy.discard(entry.name)
+            self._retry_at[entry.name] = time.monotonic() + pause
+            self._changed.notify_all()
+
+
+def _name(file: File, kind: str = "") -> str:
+    """A name that only this version of this file has."""
+    digest = hashlib.blake2b(repr((*file, kind)).encode(), digest_size=16).hexdigest()
+    return digest + ("" if kind else os.path.splitext(file.path)[1].lower())
+
+
+_default: dict[tuple[int, str, int], Stager] = {}
+_default_lock = threading.Lock()
+
+
+def default_stager() -> Stager:
+    """Returns the stager of this process, with the folder and budget that the environment sets.
+
+    `$ZEPHON_JAX_CACHE` names the folder, `$ZEPHON_JAX_CACHE_BYTES` the budget (32 GiB).
+    """
+    budget = int(os.environ.get("ZEPHON_JAX_CACHE_BYTES", DEFAULT_CACHE_BYTES))
+    key = (os.getpid(), default_folder(), budget)
+    with _default_lock:
+        if key not in _default:
+            _default[key] = Stager(key[1], budget)
+        return _default[key]
