@@ -205,3 +205,41 @@ def test_after_fork(corpora):
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert plain(read(corpora, ids)) == expected(ids)
+
+
+def test_windows_bound_bytes(tmp_path):
+    lengths = np.random.default_rng(0).integers(1, 3000, size=500)
+    dataset = Dataset.from_path("a", write_jsonl(tmp_path / "a.jsonl", ["x" * n for n in lengths]))
+    reader = Reader(window_bytes=20_000)
+    ids = np.array([(0, 0, i) for i in np.random.default_rng(1).permutation(500)])
+    sizes = lengths[ids[:, 2]] + 3
+    windows = list(reader.windows({0: dataset}, ids))
+    assert [start for start, _ in windows] == [0, *(stop for _, stop in windows[:-1])]
+    assert windows[-1][1] == 500
+    for start, stop in windows:
+        assert sizes[start:stop].sum() <= 20_000
+        assert stop == 500 or sizes[start : stop + 1].sum() > 20_000
+    assert list(reader.windows({0: dataset}, ids[:3], max_bytes=1)) == [(0, 1), (1, 2), (2, 3)]
+    assert list(reader.windows({0: dataset}, ids[:0])) == []
+    reader.close()
+
+
+def test_windows_learn_the_size_of_packed_records(tmp_path):
+    # Zeros shrink to next to nothing, so the file says little about the records.
+    path = write_array_record(tmp_path / "a.array_record", [bytes(1000)] * 1000)
+    dataset, reader = Dataset.from_path("a", path), Reader()
+    ids = np.array([(0, 0, i) for i in range(1000)])
+    sizes = []
+    for start, stop in reader.windows({0: dataset}, ids, max_bytes=400_000):
+        reader.read({0: dataset}, ids[start:stop])
+        sizes.append(1000 * (stop - start))
+    assert max(sizes) <= 400_000
+    assert max(sizes[1:]) >= 300_000
+    reader.close()
+
+
+def test_plan_without_copies_does_nothing(corpora):
+    reader = Reader()
+    assert not reader.needs_plan(corpora)
+    reader.plan(corpora, [(0, 0), (7, 2)])
+    reader.plan(corpora, [])

@@ -89,16 +89,15 @@ class ShardCache:
         """Makes known which copies an owner will use, in order of first use."""
         self._plans.set(owner, names)
 
-    def acquire(self, entry: Entry, rank: float | None = None) -> Lease | None:
+    def acquire(self, entry: Entry, ahead: bool = False) -> Lease | None:
         """Returns a copy, making it if there is none.
 
         Args:
           entry: What to copy.
-          rank: How far away its use is, for copies made ahead of need. None for one that is
-            needed now.
+          ahead: True for a copy that is planned but not needed yet.
 
         Returns:
-          The lease; None if the copy is not needed now and nothing that is needed later can go.
+          The lease; None if the copy is made ahead and nothing that is needed later can go.
 
         Raises:
           OSError: If the disk is full, or what making the copy raises.
@@ -108,7 +107,7 @@ class ShardCache:
         with FileLock(os.path.join(self._locks, entry.name)):
             if lease := self._open(entry.name):
                 return lease
-            if not self._make_room(entry, rank):
+            if not self._make_room(entry, ahead):
                 return None
             lease = self._make(entry)
         if not entry.exact:  # It may have come out larger than the room that was made for it.
@@ -157,7 +156,7 @@ class ShardCache:
     def _retry_with_room(self, entry: Entry, part: str) -> None:
         """After a full disk: drops all that can go and tries once more."""
         with FileLock(os.path.join(self.folder, "lock")):
-            self._drop_until(0, None, keep=entry.name)
+            self._drop_until(0, keep=entry.name)
         try:
             entry.make(part)
         except OSError as error:
@@ -172,14 +171,14 @@ class ShardCache:
     def _make_fit(self, name: str) -> None:
         with FileLock(os.path.join(self.folder, "lock")):
             size = sum(size for found, size, _ in self._list() if found == name)
-            self._drop_until(self.max_bytes - size, None, keep=name)
+            self._drop_until(self.max_bytes - size, keep=name)
 
-    def _make_room(self, entry: Entry, rank: float | None) -> bool:
+    def _make_room(self, entry: Entry, ahead: bool) -> bool:
         part = os.path.join(self._copies, entry.name + _PART)
         with FileLock(os.path.join(self.folder, "lock")):
             room = self.max_bytes - entry.size
-            fits = self._drop_until(room, rank, keep=entry.name)
-            if not fits and rank is not None:
+            fits = self._drop_until(room, keep=entry.name, only_later=ahead)
+            if not fits and ahead:
                 return False
             if not os.path.exists(part) or os.path.getsize(part) != entry.size:
                 _unlink(part + ".done")
@@ -187,20 +186,22 @@ class ShardCache:
                     file.truncate(entry.size)  # Its size is what counts against the budget.
         return True
 
-    def _drop_until(self, max_bytes: int, rank: float | None, keep: str) -> bool:
-        """Drops copies until the others fit; False if that cannot be."""
-        copies = [copy for copy in self._list() if copy[0].removesuffix(_PART) != keep]
+    def _drop_until(self, max_bytes: int, keep: str, only_later: bool = False) -> bool:
+        """Drops copies until the others fit; False if that cannot be.
+
+        With `only_later`, only those whose next use comes after that of `keep` may go.
+        """
+        copies = sorted(self._list(), key=lambda copy: copy[2])  # Oldest use first.
+        copies = [copy for copy in copies if copy[0].removesuffix(_PART) != keep]
         held = sum(size for _, size, _ in copies)
         if held <= max_bytes:
             return True
         ranks = self._plans.ranks()
-
-        def next_use(copy: tuple[str, int, float]) -> tuple[float, float]:
-            name, _, used = copy
-            return -ranks.get(name.removesuffix(_PART), float("inf")), used
-
-        for name, size, _ in sorted(copies, key=next_use):
-            if rank is not None and ranks.get(name.removesuffix(_PART), float("inf")) <= rank:
+        never = float("inf")
+        limit = ranks.get(keep, never) if only_later else -1.0
+        by_use = [(ranks.get(name.removesuffix(_PART), never), name, n) for name, n, _ in copies]
+        for rank, name, size in sorted(by_use, key=lambda copy: -copy[0]):
+            if rank <= limit:
                 break
             if self._drop(name):
                 held -= size

@@ -77,6 +77,14 @@ _scanned: dict[File, ShardIndex] = {}
 _lock = threading.Lock()
 
 
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()  # Its holder may not exist here.
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def index_of(shard: Shard, location: str | None, stager: Stager | None = None) -> ShardIndex:
     """Returns the index of a shard: from memory, from its file, or by scanning it."""
     file = shard.file

@@ -94,9 +94,7 @@ class OpenFiles:
                 self._handles.pop(key).shard.close()
 
 
-def _open(
-    shard: Shard, path: str, index: ShardIndex, dataset: Dataset, shard_id: int
-) -> OpenShard:
+def _open(shard: Shard, path: str, index: ShardIndex, dataset: Dataset, shard_id: int) -> OpenShard:
     opened = shard.fmt.open(path, index, dataset.columns)
     declared = int(dataset.shard_counts[shard_id])
     if opened.num_samples != declared:

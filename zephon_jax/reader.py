@@ -24,6 +24,9 @@ __all__ = ["Reader", "check_readable", "default_reader", "read"]
 DEFAULT_OPEN_FILES = 64
 DEFAULT_WINDOW_BYTES = 1 << 26
 
+# Records in a window before it is known how large those of a dataset are.
+_PROBE = 256
+
 
 class _Group(NamedTuple):
     """The samples of one shard in a call, in file order."""
@@ -100,7 +103,7 @@ class Reader:
 
         Sizes are those in the file where the format knows them (JSON Lines, Megatron, Parquet
         by row group), else the mean of the shard, corrected by what earlier reads of the dataset
-        returned. A single record that is larger makes a window by itself.
+        returned; the first window is short to find out. A single record that is larger makes a window by itself.
 
         Args:
           datasets_by_id: Dataset of each dataset id.
@@ -116,11 +119,15 @@ class Reader:
         sizes, guessed = self._sizes(datasets_by_id, sample_ids)
         start = 0
         while start < len(sample_ids):
-            scaled = sizes[start:].copy()
+            scaled, limit = sizes[start:].copy(), len(sample_ids)
             for dataset_id, where in guessed.items():
-                scaled[where[start:]] *= self._ratios.get(datasets_by_id[dataset_id].name, 1.0)
+                ratio = self._ratios.get(datasets_by_id[dataset_id].name)
+                if ratio is None:  # Compressed records may be far larger than the file tells.
+                    limit = start + _PROBE
+                else:
+                    scaled[where[start:]] *= ratio
             stop = start + int(np.searchsorted(np.cumsum(scaled), budget, side="right"))
-            stop = max(stop, start + 1)
+            stop = max(min(stop, limit), start + 1)
             yield start, stop
             start = stop
 
@@ -334,6 +341,14 @@ def _group(sample_ids: np.ndarray) -> tuple[list[_Group], np.ndarray]:
 
 _default: tuple[int, Reader] | None = None
 _default_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _default_lock
+    _default_lock = threading.Lock()  # Its holder may not exist here.
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def default_reader() -> Reader:

@@ -27,6 +27,7 @@ DEFAULT_CACHE_BYTES = 32 << 30
 _NUM_FETCHES = 8  # Parts that are on the wire at the same time.
 _NUM_LOOKAHEADS = 2  # Copies that are made ahead at the same time.
 _WAIT_SECONDS = 0.2
+_ERROR_SECONDS = 2.0  # Before a copy that failed is tried ahead of need again.
 # Text shrinks about this much; it only sets how much room an unpacked copy asks for at first.
 _UNPACKED_RATIO = 4
 
@@ -52,11 +53,13 @@ class Stager:
         self._cache: ShardCache | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._companions: dict[str, File] = {}
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # Its lock guards all below, and is reentrant.
         self._plans: dict[Hashable, list[Entry]] = {}
         self._busy: set[str] = set()
+        self._full_until = 0.0  # No room before, unless plans change.
         self._retry_at: dict[str, float] = {}
         self._threads: list[threading.Thread] = []
+        self._turn = threading.Lock()
         self._closed = False
 
     @property
@@ -112,16 +115,15 @@ class Stager:
           shards: In order of first use, those in use now first. Empty to forget the owner.
         """
         entries = [entry for shard in shards for entry in self.entries(shard)]
+        if entries or owner in self._plans:
+            self.cache.plan(owner, [entry.name for entry in entries])  # First: it protects them.
         with self._changed:
-            known = self._plans.pop(owner, None)
+            self._plans.pop(owner, None)
+            self._full_until = 0.0
             if entries:
                 self._plans[owner] = entries
-        if entries or known:
-            self.cache.plan(owner, [entry.name for entry in entries])
-        if entries:
-            self._start_threads()
-            with self._changed:
-                self._changed.notify_all()
+                self._start_threads()
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Stops making copies ahead."""
@@ -160,29 +162,36 @@ class Stager:
             return self._pool
 
     def _start_threads(self) -> None:
-        with self._changed:
-            if self._threads or self._closed:
-                return
-            for _ in range(_NUM_LOOKAHEADS):
-                thread = threading.Thread(target=self._look_ahead, daemon=True)
-                self._threads.append(thread)
-                thread.start()
+        if self._threads or self._closed:
+            return
+        for _ in range(_NUM_LOOKAHEADS):
+            thread = threading.Thread(target=self._look_ahead, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def _look_ahead(self) -> None:
         """Makes planned copies, soonest use first, until the stager is closed."""
-        while True:
-            with self._changed:
-                if self._closed:
-                    return
-                picked = self._pick()
-                if picked is None:
-                    self._changed.wait(_WAIT_SECONDS)
+        while not self._closed:
+            # One at a time until its room is taken: a copy that is wanted later must not fill
+            # the room of one that is wanted sooner and only slower to begin.
+            with contextlib.ExitStack() as turn:
+                turn.enter_context(self._turn)
+                with self._changed:
+                    picked = self._pick()
+                    if picked is not None:
+                        self._busy.add(picked.name)
+                if picked is not None:
+                    self._make_ahead(picked, turn.close)
                     continue
-                self._busy.add(picked[1].name)
-            self._make_ahead(*picked)
+            with self._changed:
+                if not self._closed:
+                    self._changed.wait(_WAIT_SECONDS)
 
-    def _pick(self) -> tuple[float, Entry] | None:
+    def _pick(self) -> Entry | None:
+        """Returns the planned copy with the nearest use that nobody is making."""
         now, best = time.monotonic(), None
+        if now < self._full_until:
+            return None
         for entries in self._plans.values():
             for rank, entry in enumerate(entries):
                 if best is not None and rank >= best[0]:
@@ -191,21 +200,28 @@ class Stager:
                 if not waiting and self._cache and not self._cache.has(entry.name):
                     best = (rank, entry)
                     break
-        return best
+        return best[1] if best else None
 
-    def _make_ahead(self, rank: float, entry: Entry) -> None:
-        pause = _WAIT_SECONDS
+    def _make_ahead(self, entry: Entry, end_turn: Callable[[], None]) -> None:
+        def make(target: str) -> None:
+            end_turn()
+            entry.make(target)
+
+        full, failed = False, False
         try:
-            lease = self.cache.acquire(entry, rank)
+            lease = self.cache.acquire(entry._replace(make=make), ahead=True)
+            full = lease is None
             if lease is not None:
                 lease.close()
-                pause = 0.0
         except Exception:
-            # Whoever needs the shard tries again and gets the error, with its name.
-            pause = 10 * _WAIT_SECONDS
+            failed = True  # Whoever needs the shard tries again and gets the error, with its name.
         with self._changed:
             self._busy.discard(entry.name)
-            self._retry_at[entry.name] = time.monotonic() + pause
+            now = time.monotonic()
+            if full:
+                self._full_until = now + _WAIT_SECONDS
+            if failed:
+                self._retry_at[entry.name] = now + _ERROR_SECONDS
             self._changed.notify_all()
 
 
@@ -217,6 +233,14 @@ def _name(file: File, kind: str = "") -> str:
 
 _default: dict[tuple[int, str, int], Stager] = {}
 _default_lock = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _default_lock
+    _default_lock = threading.Lock()  # Its holder may not exist here.
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def default_stager() -> Stager:

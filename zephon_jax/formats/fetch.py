@@ -22,7 +22,7 @@ __all__ = ["fetch_file", "range_reader", "with_retries"]
 
 T = TypeVar("T")
 
-_NUM_ATTEMPTS = 6
+_NUM_ATTEMPTS = 4
 _FIRST_DELAY = 0.1
 _MAX_DELAY = 5.0
 _PART_BYTES = 8 << 20
