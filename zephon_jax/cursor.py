@@ -84,8 +84,10 @@ def make_cursor(
       counts: int64 (num_shards,), samples of each shard.
       seed: The source's seed.
       epoch: Times the whole source has been gone through, folded into the keys.
-      shuffle_shards, shuffle_within_shard, shuffle_block_size, reshuffle_on_repeat: As in
-        `StaticMixtureWorkSource`.
+      shuffle_shards: Permute the order of the shards.
+      shuffle_within_shard: Permute the places within each shard.
+      shuffle_block_size: Samples in a block of the mosaic, None, "auto" or "global".
+      reshuffle_on_repeat: Give each pass an order of its own.
     """
     cursor = Cursor()
     cursor.shard_ids = np.flatnonzero(counts)
@@ -123,9 +125,9 @@ def _shard_order(cursor: Cursor, first: int, last: int) -> _ShardOrder:
     start = np.concatenate([[0], np.cumsum(cursor.counts[shard])])
     order = _ShardOrder(first, shard, start)
     if first == last:
-        while len(cursor.orders) >= _KEPT_PASSES:
-            cursor.orders.pop(next(iter(cursor.orders)), None)
-        cursor.orders[first_key] = order
+        # One assignment, so that another thread sees the old cache or the new one.
+        kept = list(cursor.orders.items())[1 - _KEPT_PASSES :]
+        cursor.orders = {**dict(kept), first_key: order}
     return order
 
 
@@ -151,7 +153,7 @@ def _split(cursor: Cursor, draws: np.ndarray | range) -> _Split:
 class _Rows(NamedTuple):
     """A permutation to apply to some elements: rows of parameters, and each element's row."""
 
-    index: np.ndarray  # int64 (n,)
+    places: np.ndarray  # int64 (n,)
     rows: np.ndarray | None  # int64 (n,), None where element i has row i
     sizes: np.ndarray  # int64 (T,)
     keys: np.ndarray  # uint32 (T, 2)
@@ -196,16 +198,16 @@ def _permute_all(parts: Sequence[_Rows | None]) -> list[np.ndarray | None]:
         return [None] * len(parts)
     offsets = np.cumsum([0, *(part.sizes.size for part in chosen)])
     rows = [
-        (np.arange(part.index.size) if part.rows is None else part.rows) + offset
+        (np.arange(part.places.size) if part.rows is None else part.rows) + offset
         for part, offset in zip(chosen, offsets, strict=False)
     ]
     moved = permute_rows(
-        np.concatenate([part.index for part in chosen]),
+        np.concatenate([part.places for part in chosen]),
         np.concatenate(rows),
         np.concatenate([part.sizes for part in chosen]),
         np.concatenate([part.keys for part in chosen]),
     )
-    ends = np.cumsum([part.index.size for part in chosen])[:-1]
+    ends = np.cumsum([part.places.size for part in chosen])[:-1]
     pieces = iter(np.split(moved, ends))
     return [None if part is None else next(pieces) for part in parts]
 
@@ -233,7 +235,9 @@ def _find_far_shards(cursor: Cursor, passes: np.ndarray, position: np.ndarray) -
     place = _Place(*(np.empty_like(position) for _ in _Place._fields))
     for one in np.unique(passes):
         mine = passes == one
-        for field, part in zip(place, _find_shards(cursor, passes[mine], position[mine]), strict=True):
+        for field, part in zip(
+            place, _find_shards(cursor, passes[mine], position[mine]), strict=True
+        ):
             field[mine] = part
     return place
 

@@ -94,7 +94,10 @@ def chunk_of_lane(
     Args:
       lane_step: How many chunks the lane has had before, integers of any shape.
       lane: The lane, an int or integers that broadcast with `lane_step`.
-      num_lanes, seed, assignment, origin: As in `lane_of_chunk`.
+      num_lanes: Number of lanes.
+      seed: The source's seed.
+      assignment: "permute" or "modulo".
+      origin: First chunk dealt in this way.
 
     Returns:
       Integers of the broadcast shape and of the dtype of `lane_step`.
@@ -113,7 +116,9 @@ def chunk_of_lane(
     _, step = _checked_index(lane_step, "lane_step")
     xp, place = _checked_index(lane, "lane", num_lanes - 1)
     xp = namespace(step, place)
-    place = xp.broadcast_to(xp.asarray(place, dtype=step.dtype), xp.broadcast_shapes(step.shape, place.shape))
+    place = xp.broadcast_to(
+        xp.asarray(place, dtype=step.dtype), xp.broadcast_shapes(step.shape, place.shape)
+    )
     if assignment == "permute" and num_lanes > 1:
         keys = _block_keys(step, num_lanes, seed, origin)
         place = invert(place, num_lanes, keys).reshape(place.shape)

@@ -45,7 +45,7 @@ def _ranks(size: int) -> np.ndarray:
 
 
 def _shift(xp: Any, total: Array, slot: Any, num_lanes: int) -> Array:
-    """slot * total // num_lanes for slot < num_lanes; in 32 bits where a value is traced."""
+    """Slot * total // num_lanes for slot < num_lanes; in 32 bits where a value is traced."""
     if not (is_tracer(total) or is_tracer(slot)):
         return int(slot) * int(total) // num_lanes
     if num_lanes > _MAX_LANES_TRACED:
@@ -63,9 +63,7 @@ def _order_jax(xp: Any, counts: Array, slot: Any, num_lanes: int, size: int) -> 
     slots = _sorted_slots(size)
     # Among the chunk's own slots, which may be fewer than `size`, ranks count the smaller keys.
     inside = xp.asarray(slots) < total
-    rank = xp.zeros(size, dtype=xp.int32).at[slots].set(
-        xp.cumsum(inside, dtype=xp.int32) - 1
-    )
+    rank = xp.zeros(size, dtype=xp.int32).at[slots].set(xp.cumsum(inside, dtype=xp.int32) - 1)
     place = (rank + _shift(xp, total, slot, num_lanes)) % xp.maximum(total, 1)
     ends = xp.cumsum(counts, dtype=xp.int32)
     component = xp.searchsorted(ends, place, side="right").astype(xp.int32)

@@ -104,9 +104,8 @@ def _take(grid: _Grid, where: Array) -> _Grid:
     def pick(field: Array) -> Array:
         return field if field.size == 1 else field[where]
 
-    return _Grid(
-        *(pick(field) for field in grid[:4]), tuple(pick(key) for key in grid.round_keys)
-    )
+    keys = tuple(pick(key) for key in grid.round_keys)
+    return _Grid(pick(grid.size), pick(grid.shift), pick(grid.mask), pick(grid.rows), keys)
 
 
 def _walk(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
@@ -133,8 +132,8 @@ def _check(index: Array, size: int, key: Array) -> None:
     if is_jax(index) or is_jax(key):
         if size > _MAX_SIZE_32 and not has_x64():
             raise ValueError(
-                f"a permutation of more than 2^31 positions needs 64-bit integers; got size = {size}"
-                " and a JAX array without x64. Enable jax_enable_x64, or pass NumPy arrays."
+                f"permutations above 2^31 positions need 64-bit integers; got size = {size} and a"
+                " JAX array without x64. Enable jax_enable_x64, or pass NumPy arrays."
             )
         return
     if index.dtype.kind not in "iu":

@@ -26,9 +26,10 @@ __all__ = [
     "init_carry",
     "is_closed_form",
     "period",
+    "quotas_between",
     "shares",
-    "step",
     "steady_carry",
+    "step",
 ]
 
 MAX_CHUNK_SIZE = 1 << 28
@@ -187,21 +188,33 @@ def is_closed_form(shares: Shares) -> bool:
     return bool(np.all((shares.whole > 0) | (shares.rem == 0)))
 
 
-def steady_carry(shares: Shares, num_chunks: int) -> np.ndarray:
+def steady_carry(shares: Shares, num_chunks: int | np.ndarray) -> np.ndarray:
     """The carry after `num_chunks` steps, in closed form.
 
     With a whole sample a chunk, no component is clipped, so before the missing slots are given
     out each carry is the residue of what the component is owed: the history does not matter.
     Valid where `is_closed_form`; the tests compare it with stepping.
 
+    Args:
+      shares: From `shares` or `fixed_shares`.
+      num_chunks: Chunks since the carry was zero, an int or int64 (n,).
+
     Returns:
-      int32 (k,), equal to the carry that stepping reaches.
+      int32 (k,) or (n, k), equal to the carry that stepping reaches.
     """
     unit = int(shares.unit)
-    residue = (num_chunks % unit) * shares.rem.astype(np.int64) % unit
-    missing = int(residue.sum()) // unit
+    # Both factors are below 2^29, so their product fits into 64 bits.
+    rounds = np.asarray(num_chunks % unit, dtype=np.int64)[..., None]
+    residue = rounds * shares.rem % unit
+    missing = residue.sum(axis=-1, keepdims=True) // unit
     gets = _rank(np, -residue) < missing
     return (residue - gets * unit).astype(np.int32)
+
+
+def quotas_between(shares: Shares, carry: np.ndarray, next_carry: np.ndarray) -> np.ndarray:
+    """The quotas of chunks (..., k) from the carries before and after each of them: int32."""
+    moved = (carry.astype(np.int64) - next_carry + shares.rem) // int(shares.unit)
+    return (shares.whole + moved).astype(np.int32)
 
 
 def drawn_after(shares: Shares, num_chunks: int, carry: np.ndarray) -> np.ndarray:

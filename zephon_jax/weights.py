@@ -52,7 +52,9 @@ def exact_weight(value: Any, name: str) -> Fraction:
         )
     if isinstance(value, float):  # np.float64 included, whose repr is not a plain number
         return Fraction(float.__repr__(value))
-    return Fraction(str(value)) if isinstance(value, np.floating) else Fraction(value)
+    if isinstance(value, np.floating):
+        return Fraction(str(value))
+    return Fraction(int(value)) if isinstance(value, np.integer) else Fraction(value)
 
 
 def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
@@ -108,9 +110,7 @@ def integer_weights(
     exact = [Fraction(unit * MAX_DENOMINATOR, total) for unit in units]
     rounded = largest_remainder(exact, MAX_DENOMINATOR)
     _keep_one_each(rounded, [unit > 0 for unit in units])
-    moved = [
-        d for d, unit in enumerate(rounded) if abs(unit - exact[d]) > _TOLERANCE * exact[d]
-    ]
+    moved = [d for d, unit in enumerate(rounded) if abs(unit - exact[d]) > _TOLERANCE * exact[d]]
     if moved:
         labels = ", ".join(repr(names[d]) if names else f"weight {d}" for d in moved[:8])
         more = f" and {len(moved) - 8} more" if len(moved) > 8 else ""
@@ -153,7 +153,7 @@ class MixtureSpec(Mapping[str, Fraction]):
         exact = {n: exact_weight(w, f"mixture[{n!r}]") for n, w in weights.items()}
         if not any(exact.values()):
             raise ValueError(
-                f"mixture must have a positive weight; got all zero for {', '.join(map(repr, exact))}."
+                f"mixture must have a positive weight; got 0 for all of {list(exact)}."
             )
         self._weights = exact
 
