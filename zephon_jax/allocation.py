@@ -1,0 +1,90 @@
+"""Where quota allocation stands at any chunk, without going through the chunks before.
+
+Most mixtures have a closed form. The others (a component that gets less than one sample a chunk)
+are stepped through once; carries saved along the way, and the period after which the carry is
+zero again, keep that short.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+
+from zephon_jax import backend, quota
+
+__all__ = ["Allocation"]
+
+_STRIDE = 512
+_MAX_SAVED = 4096
+
+
+class Allocation:
+    """The carries of one mixture from chunk 0 on. Immutable but for the saved carries.
+
+    Args:
+      shares: What each component is owed a chunk.
+    """
+
+    __slots__ = ("_closed", "_period", "_saved", "_stride", "shares")
+
+    def __init__(self, shares: quota.Shares):
+        self.shares = shares
+        self._closed = quota.is_closed_form(shares)
+        self._period = quota.period(shares)
+        self._stride = _STRIDE
+        self._saved: dict[int, np.ndarray] = {0: quota.init_carry(shares)}
+
+    @property
+    def closed(self) -> bool:
+        """True where the carry at any chunk is computed directly."""
+        return self._closed
+
+    def carry_at(self, num_chunks: int) -> np.ndarray:
+        """The carry after this many chunks: int32 (k,)."""
+        if self._closed:
+            return quota.steady_carry(self.shares, num_chunks)
+        place = num_chunks % self._period
+        marks = list(self._saved)
+        mark = marks[bisect.bisect_right(marks, place) - 1]
+        carry = self._saved[mark]
+        while place - mark >= self._stride:
+            carry = backend.advance_carry(self.shares, carry, self._stride)
+            mark += self._stride
+            self._save(mark, carry)
+        return backend.advance_carry(self.shares, carry, place - mark)
+
+    def _save(self, mark: int, carry: np.ndarray) -> None:
+        """Keeps a carry; when there are too many, every other one goes and strides double."""
+        saved = dict(self._saved)
+        saved[mark] = carry
+        if len(saved) > _MAX_SAVED:
+            self._stride *= 2
+            saved = {m: c for m, c in saved.items() if m % self._stride == 0}
+        # One assignment: another thread sees the marks in order, before or after.
+        self._saved = dict(sorted(saved.items()))
+
+    def advance(self, carry: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """The carry after `stop` chunks, given the one after `start` of them."""
+        if start == stop:
+            return carry
+        if self._closed or stop - start > self._stride:
+            near = max((m for m in self._saved if m <= stop % self._period), default=0)
+            if self._closed or stop % self._period - near < stop - start:
+                return self.carry_at(stop)
+        return backend.advance_carry(self.shares, carry, stop - start)
+
+    def step(self, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One chunk's quotas and the next carry, int32 (k,) each."""
+        return quota.step(self.shares, carry)
+
+    def drawn_at(self, num_chunks: int, carry: np.ndarray) -> np.ndarray:
+        """Samples given out in this many chunks that end with this carry: int64 (k,)."""
+        return quota.drawn_after(self.shares, num_chunks, carry)
+
+    def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
+        """Quotas of many chunks at once, int32 (n, k), where there is a closed form."""
+        before = quota.steady_carry(self.shares, chunks)
+        return quota.quotas_between(
+            self.shares, before, quota.steady_carry(self.shares, chunks + 1)
+        )

@@ -1,0 +1,323 @@
+"""Exhaustion: who draws in which chunk, and where a run ends.
+
+Between two departures from the mixture the quotas follow one allocation: an era. A position is a
+chunk with everything needed to draw it, and positions are found by index. The end of an era is
+found by bisection over the number of chunks, never by walking through them.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from zephon_jax import quota
+from zephon_jax.allocation import Allocation
+
+__all__ = ["Era", "Eras", "Position", "Rules", "Span"]
+
+UNCAPPED = -1
+_FAR = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rules:
+    """What decides when components leave and runs end. Arrays are (k,), in component order."""
+
+    fractions: tuple[Fraction, ...]  # original shares, 0 for components that are not active
+    totals: np.ndarray  # int64, samples in a pass
+    caps: np.ndarray  # int64, samples after which the run ends, or UNCAPPED
+    leaves: np.ndarray  # bool, the component leaves the mixture after one pass
+    passes: int | None  # the run ends when all active components have had so many
+    chunk_size: int  # samples
+    fixed: bool  # quotas are the same in every chunk
+
+
+class Era(NamedTuple):
+    """A stretch of chunks with one set of active components."""
+
+    first_chunk: int
+    base: np.ndarray  # int64 (k,), drawn before the era
+    active: np.ndarray  # bool (k,)
+    allocation: Allocation | None  # None when nothing is left to draw from
+
+
+class Position(NamedTuple):
+    """Everything that the next chunk follows from."""
+
+    chunk_index: int
+    era: Era
+    carry: np.ndarray  # int32 (k,), in units of 1 / W
+    drawn: np.ndarray  # int64 (k,), samples
+
+
+class Span(NamedTuple):
+    """An era with its length, for random access."""
+
+    start: Position
+    first_sample: int
+    num_chunks: int  # _FAR where it has no end
+    num_samples: int  # _FAR where it has no end
+    last: bool  # True where the run ends with it
+
+
+def _bisect(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Smallest n in (low, high] for which a monotone condition holds; it does at high."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+@dataclass(eq=False)
+class Eras:
+    """Positions of a run by chunk index. Immutable but for what it remembers."""
+
+    rules: Rules
+    _allocations: dict[bytes, Allocation] = field(default_factory=dict)
+    _starts: list[Position] = field(default_factory=list)
+    _spans: list[Span] = field(default_factory=list)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def start(self) -> Position:
+        """The position of chunk 0."""
+        if not self._starts:
+            self._starts = [self._open(0, np.zeros_like(self.rules.totals))]
+        return self._starts[0]
+
+    def _allocation(self, active: np.ndarray) -> Allocation | None:
+        if not active.any():
+            return None
+        name = active.tobytes()
+        if name not in self._allocations:
+            make = quota.fixed_shares if self.rules.fixed else quota.shares
+            weights = [f if on else 0 for f, on in zip(self.rules.fractions, active, strict=True)]
+            self._allocations[name] = Allocation(make(weights, self.rules.chunk_size))
+        return self._allocations[name]
+
+    def _active(self, drawn: np.ndarray) -> np.ndarray:
+        rules = self.rules
+        weighted = np.fromiter((f > 0 for f in rules.fractions), dtype=bool)
+        return weighted & ~(rules.leaves & (drawn >= rules.totals))
+
+    def _open(self, chunk_index: int, drawn: np.ndarray) -> Position:
+        """The position at which an era begins: all carries are zero."""
+        active = self._active(drawn)
+        era = Era(chunk_index, drawn, active, self._allocation(active))
+        return Position(chunk_index, era, np.zeros(drawn.shape, dtype=np.int32), drawn)
+
+    def resume(
+        self, chunk_index: int, era_chunk: int, carry: np.ndarray, drawn: np.ndarray
+    ) -> Position:
+        """The position that a saved carry and saved counts describe.
+
+        Raises:
+          ValueError: If they contradict each other.
+        """
+        active = self._active(drawn)
+        allocation = self._allocation(active)
+        num_chunks = chunk_index - era_chunk
+        base = drawn
+        if allocation is None:
+            consistent = num_chunks == 0 and not carry.any()
+        else:
+            unit, wide = int(allocation.shares.unit), carry.astype(np.int64)
+            owed = num_chunks % unit * allocation.shares.rem.astype(np.int64)
+            base = drawn - allocation.drawn_at(num_chunks, carry)
+            consistent = bool(
+                num_chunks >= 0
+                and ((wide > -unit) & (wide < 2 * unit)).all()
+                and wide.sum() == 0
+                and not ((owed - wide) % unit).any()
+                and (base >= 0).all()
+                and not base[(era_chunk == 0) | ~active & ~self.rules.leaves].any()
+            )
+        if not consistent or (era_chunk > 0 and not self.rules.leaves.any()):
+            raise ValueError(
+                "the state contradicts itself: its carry and counts do not belong to its chunk"
+                f" {chunk_index}."
+            )
+        return Position(chunk_index, Era(era_chunk, base, active, allocation), carry, drawn)
+
+    def _at(self, position: Position, num_chunks: int) -> Position:
+        """The position after `num_chunks` of the era, as if nothing ended before."""
+        era = position.era
+        assert era.allocation is not None
+        carry = era.allocation.advance(
+            position.carry, position.chunk_index - era.first_chunk, num_chunks
+        )
+        drawn = era.base + era.allocation.drawn_at(num_chunks, carry)
+        return Position(era.first_chunk + num_chunks, era, carry, drawn)
+
+    def _departed(self, position: Position) -> bool:
+        """True when a component has reached its end at or before this chunk boundary."""
+        leaving = position.era.active & self.rules.leaves
+        return bool((leaving & (position.drawn >= self.rules.totals)).any())
+
+    def ended(self, position: Position) -> bool:
+        """True when the run ends at this chunk boundary, or ended before."""
+        rules, active = self.rules, position.era.active
+        if position.era.allocation is None:
+            return True
+        if rules.passes is not None:
+            return bool((position.drawn >= rules.passes * rules.totals)[active].all())
+        capped = active & (rules.caps != UNCAPPED)
+        if not capped.any():
+            return False
+        quotas, _ = position.era.allocation.step(position.carry)
+        return bool((position.drawn + quotas > rules.caps)[capped].any())
+
+    def step(self, position: Position) -> tuple[np.ndarray, Position] | None:
+        """Draws one chunk.
+
+        Returns:
+          The samples that each component gives, int64 (k,), and the next position, or None where
+          the run has ended.
+        """
+        if self.ended(position):
+            return None
+        era, rules = position.era, self.rules
+        assert era.allocation is not None
+        quotas, carry = era.allocation.step(position.carry)
+        left = np.where(era.active & rules.leaves, rules.totals - position.drawn, _FAR)
+        given = np.minimum(quotas, left)
+        after = Position(position.chunk_index + 1, era, carry, position.drawn + given)
+        if self._departed(after):
+            after = self._open(after.chunk_index, after.drawn)
+        return given, after
+
+    def _within(self, position: Position, chunk_index: int) -> tuple[Position, bool]:
+        """Goes towards a chunk, as far as the era or the run lasts; says whether to go on."""
+        era = position.era
+        if era.allocation is None or chunk_index <= position.chunk_index:
+            return position, False
+        first = position.chunk_index - era.first_chunk
+        last = chunk_index - era.first_chunk
+        target = self._at(position, last)
+        crossed = self._departed(target)
+        if crossed:
+            last = _bisect(first, last, lambda n: self._departed(self._at(position, n)))
+            target = self._at(position, last)
+        # The run may have ended in an earlier chunk: before the one in which somebody leaves.
+        final = self._at(position, last - 1) if crossed else target
+        if self.ended(final):
+            end = _bisect(first - 1, final.chunk_index - era.first_chunk,
+                          lambda n: self.ended(self._at(position, n)))  # fmt: skip
+            return self._at(position, end), False
+        if crossed:
+            drawn = np.where(
+                self.rules.leaves, np.minimum(target.drawn, self.rules.totals), target.drawn
+            )
+            return self._open(target.chunk_index, drawn), True
+        return target, False
+
+    def advance(self, position: Position, chunk_index: int) -> Position:
+        """The position of a later chunk, or the end of the run if that comes first."""
+        going = True
+        while going:
+            position, going = self._within(position, chunk_index)
+        return position
+
+    def seek(self, chunk_index: int) -> Position:
+        """The position of any chunk, or the end of the run if that comes first."""
+        with self._lock:
+            return self._seek(chunk_index)
+
+    def _seek(self, chunk_index: int) -> Position:
+        self.start()
+        starts = self._starts
+        place = bisect.bisect_right([s.chunk_index for s in starts], chunk_index) - 1
+        position, going = starts[place], True
+        while going:
+            position, going = self._within(position, chunk_index)
+            if going and position.chunk_index > starts[-1].chunk_index:
+                starts.append(position)
+        return position
+
+    @property
+    def endless(self) -> bool:
+        """True when nothing ever ends the run."""
+        rules, active = self.rules, self.start().era.active
+        if rules.passes is not None or (active & (rules.caps != UNCAPPED)).any():
+            return False
+        return bool((active & ~rules.leaves).any())
+
+    def _first_chunks(self, start: Position) -> int | None:
+        """A number of chunks by which this era has ended for sure, or None where it never does."""
+        rules, era = self.rules, start.era
+        assert era.allocation is not None
+        # In samples: what the components must have drawn for the era to have ended.
+        ends = np.full(rules.totals.shape, _FAR)
+        capped = era.active & (rules.caps != UNCAPPED)
+        ends[capped] = rules.caps[capped] + 1
+        leaving = era.active & rules.leaves
+        ends[leaving] = rules.totals[leaving]
+        if rules.passes is not None:
+            ends[era.active] = rules.passes * rules.totals[era.active]
+        chosen = ends < _FAR
+        if not chosen.any():
+            return None
+        shares = era.allocation.shares
+        rate = shares.whole + shares.rem / int(shares.unit)
+        with np.errstate(divide="ignore"):
+            chunks = ((ends - era.base + 2) / rate)[chosen]
+        # Floats only say where to look: `_end_of` goes on until the end is there.
+        return int(chunks.max() if rules.passes is not None else chunks.min()) + 2
+
+    def _end_of(self, start: Position) -> tuple[Position, bool] | None:
+        """The end of the era that starts here and whether another follows, or None."""
+        guess = self._first_chunks(start)
+        if guess is None:
+            return None
+        while True:
+            end, more = self._within(start, start.chunk_index + guess)
+            if more or self.ended(end):
+                return end, more
+            guess *= 2
+
+    def _next_span(self, start: Position, first_sample: int) -> Span:
+        if start.era.allocation is None or self.ended(start):
+            return Span(start, first_sample, 0, 0, True)
+        found = self._end_of(start)
+        if found is None:
+            return Span(start, first_sample, _FAR, _FAR, True)
+        end, more = found
+        num_samples = int(end.drawn.sum() - start.drawn.sum())
+        if more and end.chunk_index > self._starts[-1].chunk_index:
+            self._starts.append(end)
+        return Span(start, first_sample, end.chunk_index - start.chunk_index, num_samples, not more)
+
+    def span_of_sample(self, index: int) -> Span | None:
+        """The era that holds the sample with this index in the run, or None past the end."""
+        with self._lock:
+            return self._span_of_sample(index)
+
+    def _span_of_sample(self, index: int) -> Span | None:
+        while True:
+            if self._spans:
+                place = bisect.bisect_right([s.first_sample for s in self._spans], index) - 1
+                span = self._spans[place]
+                if index < span.first_sample + span.num_samples:
+                    return span
+                if self._spans[-1].last:
+                    return None
+                last = self._spans[-1]
+                start = self.seek(last.start.chunk_index + last.num_chunks)
+                self._spans.append(self._next_span(start, last.first_sample + last.num_samples))
+            else:
+                self._spans.append(self._next_span(self.start(), 0))
+
+    def num_samples(self) -> int:
+        """Samples in the whole run, which must end."""
+        assert not self.endless
+        self.span_of_sample(_FAR)
+        last = self._spans[-1]
+        return last.first_sample + last.num_samples

@@ -1,0 +1,268 @@
+"""Settings of a mixture, brought to one value a dataset and checked against each other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from zephon_jax import quota
+from zephon_jax._xp import as_int
+from zephon_jax.cursor import block_size
+from zephon_jax.eras import UNCAPPED, Rules
+from zephon_jax.keys import digest_words
+from zephon_jax.lanes import ASSIGNMENTS
+from zephon_jax.weights import MixtureSpec
+
+__all__ = ["ALLOCATIONS", "CONFIG_THINGS", "POLICIES", "Knobs", "make_knobs", "make_rules"]
+
+ORDER_VERSION = 1
+POLICIES = ("stop", "repeat", "redistribute")
+ALLOCATIONS = ("incremental", "fixed")
+_MAX_COUNT = (1 << 62) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """Checked settings. Tuples hold one value a dataset, in the order of the datasets."""
+
+    names: tuple[str, ...]
+    fractions: tuple[Fraction, ...]  # shares that sum to 1; 0 declares without drawing
+    chunk_size: int  # samples
+    seed: int
+    shuffle_shards: tuple[bool, ...]
+    shuffle_within_shard: tuple[bool, ...]
+    shuffle_block_size: tuple[int | str | None, ...]  # samples, "auto" or "global"
+    exhausted_policy: tuple[str, ...]
+    reshuffle_on_repeat: tuple[bool, ...]
+    max_repeats: tuple[int | None, ...]
+    stop_after_passes: int | None
+    lane_assignment: str
+    allocation: str
+
+
+def _per_dataset(
+    value: Any, argument: str, names: Sequence[str], check: Callable[[Any, str], Any]
+) -> tuple[Any, ...]:
+    """One checked value for each dataset, from one for all or a mapping that names every one."""
+    if not isinstance(value, Mapping):
+        return (check(value, argument),) * len(names)
+    missing = [name for name in names if name not in value]
+    unknown = [name for name in value if name not in set(names)]
+    if missing or unknown:
+        raise ValueError(
+            f"{argument} as a mapping must name every dataset and no other; got"
+            f" {'no value for ' + repr(missing) if missing else 'unknown ' + repr(unknown)}."
+        )
+    return tuple(check(value[name], f"{argument}[{name!r}]") for name in names)
+
+
+def _bool(value: Any, argument: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{argument} must be True or False; got {value!r}.")
+    return bool(value)
+
+
+def _block(value: Any, argument: str) -> int | str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if value not in ("auto", "global"):
+            raise ValueError(
+                f"{argument} must be None, a number of samples, 'auto' or 'global'; got {value!r}."
+            )
+        return value
+    return as_int(value, argument, 1, _MAX_COUNT)
+
+
+def _choice(value: Any, argument: str, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{argument} must be one of {tuple(allowed)}; got {value!r}.")
+    return value
+
+
+def _policy(value: Any, argument: str) -> str:
+    return _choice(value, argument, POLICIES)
+
+
+def _repeats(value: Any, argument: str) -> int | None:
+    return None if value is None else as_int(value, argument, 0, _MAX_COUNT)
+
+
+def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
+    spec = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
+    missing = [name for name in names if name not in spec]
+    if missing:
+        raise ValueError(
+            f"mixture must give every dataset a weight; {missing} have none. Give 0 to declare a"
+            " dataset without drawing from it."
+        )
+    unknown = [name for name in spec if name not in set(names)]
+    if unknown:
+        raise ValueError(f"mixture names {unknown}, and the datasets are {list(names)}.")
+    fractions = spec.fractions()
+    return tuple(fractions[name] for name in names)
+
+
+def _exhaustion(
+    policy: Any, repeats: Any, passes: Any, names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[int | None, ...], int | None]:
+    """Resolves the three settings that say what happens at the end of a dataset."""
+    given = policy is not None
+    capped = repeats is not None
+    policies = _per_dataset(
+        "repeat" if policy is None else policy, "exhausted_policy", names, _policy
+    )
+    caps = _per_dataset(repeats, "max_repeats", names, _repeats)
+    if passes is None:
+        return policies, caps, None if given or capped else 1
+    passes = as_int(passes, "stop_after_passes", 1, 1 << 31)
+    other = sorted(set(policies) - {"repeat"})
+    if other or any(cap is not None for cap in caps):
+        clash = f"exhausted_policy = {other[0]!r}" if other else f"max_repeats = {repeats!r}"
+        raise ValueError(
+            f"stop_after_passes lets every dataset repeat and cannot be combined with {clash}; got"
+            f" stop_after_passes = {passes}. Leave one of them out."
+        )
+    return policies, caps, passes
+
+
+def make_knobs(
+    names: Sequence[str],
+    *,
+    mixture: Any,
+    chunk_size: Any,
+    seed: Any,
+    shuffle_shards: Any,
+    shuffle_within_shard: Any,
+    shuffle_block_size: Any,
+    exhausted_policy: Any,
+    reshuffle_on_repeat: Any,
+    max_repeats: Any,
+    stop_after_passes: Any,
+    lane_assignment: Any,
+    allocation: Any,
+) -> Knobs:
+    """Checks the settings of `StaticMixtureWorkSource`, before any data is looked at.
+
+    Raises:
+      TypeError, ValueError: Naming the argument, the value and what is allowed.
+    """
+    policies, repeats, passes = _exhaustion(exhausted_policy, max_repeats, stop_after_passes, names)
+    return Knobs(
+        names=tuple(names),
+        fractions=_mixture(mixture, names),
+        chunk_size=as_int(chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE),
+        seed=as_int(seed, "seed"),
+        shuffle_shards=_per_dataset(shuffle_shards, "shuffle_shards", names, _bool),
+        shuffle_within_shard=_per_dataset(
+            shuffle_within_shard, "shuffle_within_shard", names, _bool
+        ),
+        shuffle_block_size=_per_dataset(shuffle_block_size, "shuffle_block_size", names, _block),
+        exhausted_policy=policies,
+        reshuffle_on_repeat=_per_dataset(reshuffle_on_repeat, "reshuffle_on_repeat", names, _bool),
+        max_repeats=repeats,
+        stop_after_passes=passes,
+        lane_assignment=_choice(lane_assignment, "lane_assignment", ASSIGNMENTS),
+        allocation=_choice(allocation, "allocation", ALLOCATIONS),
+    )
+
+
+def _warn_without_effect(knobs: Knobs) -> None:
+    """Warns of settings that cannot change anything."""
+    said = []
+    repeating = [policy == "repeat" for policy in knobs.exhausted_policy]
+    for name, repeats, can in zip(knobs.names, knobs.max_repeats, repeating, strict=True):
+        if repeats is not None and not can:
+            said.append(f"max_repeats of {name!r}, whose exhausted_policy is not 'repeat'")
+    both = zip(knobs.names, knobs.shuffle_block_size, knobs.shuffle_within_shard, strict=True)
+    for name, block, within in both:
+        if block == "global" and within:
+            said.append(f"shuffle_within_shard of {name!r}, whose shuffle_block_size is 'global'")
+        elif block == 1:
+            said.append(f"shuffle_block_size = 1 of {name!r}")
+    shuffled = any(knobs.shuffle_shards) or any(knobs.shuffle_within_shard)
+    shuffled = shuffled or any(block is not None for block in knobs.shuffle_block_size)
+    if not all(knobs.reshuffle_on_repeat) and not (shuffled and any(repeating)):
+        said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
+    for text in said[:8]:
+        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=4)
+
+
+def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
+    """Puts settings and dataset sizes together into the rules of exhaustion.
+
+    Args:
+      knobs: Checked settings.
+      totals: int64 (k,), samples in a pass of each dataset.
+
+    Raises:
+      ValueError: If an active dataset has no samples, or can never give its first quota.
+    """
+    _warn_without_effect(knobs)
+    active = np.fromiter((share > 0 for share in knobs.fractions), dtype=bool)
+    leaves = np.fromiter((p == "redistribute" for p in knobs.exhausted_policy), dtype=bool)
+    caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
+    for d, (policy, repeats) in enumerate(
+        zip(knobs.exhausted_policy, knobs.max_repeats, strict=True)
+    ):
+        if policy == "stop":
+            caps[d] = totals[d]
+        elif policy == "repeat" and repeats is not None:
+            caps[d] = min((repeats + 1) * int(totals[d]), _MAX_COUNT)
+    empty = np.flatnonzero(active & ~leaves & (totals == 0))
+    if empty.size:
+        raise ValueError(
+            f"dataset {knobs.names[empty[0]]!r} has no samples; a dataset with a positive weight"
+            " needs some. Give it weight 0, or exhausted_policy 'redistribute'."
+        )
+    return Rules(
+        fractions=knobs.fractions,
+        totals=totals,
+        caps=caps,
+        leaves=leaves,
+        passes=knobs.stop_after_passes,
+        chunk_size=knobs.chunk_size,
+        fixed=knobs.allocation == "fixed",
+    )
+
+
+CONFIG_THINGS = (
+    "order version", "dataset names", "shard counts", "mixture weights", "chunk_size", "seed",
+    "shuffle_shards", "shuffle_within_shard", "shuffle_block_size", "exhausted_policy",
+    "reshuffle_on_repeat", "max_repeats", "stop_after_passes", "lane_assignment", "allocation",
+)  # fmt: skip
+"""What fixes an order, in the order of the digests in a state."""
+
+
+def config_digests(knobs: Knobs, counts: Sequence[np.ndarray]) -> np.ndarray:
+    """One 32-bit digest for each of `CONFIG_THINGS`: uint32 (c,)."""
+    things: dict[str, Sequence[int | str | bytes]] = {
+        "order version": [ORDER_VERSION],
+        "dataset names": knobs.names,
+        "shard counts": [c.astype("<i8").tobytes() for c in counts],
+        "mixture weights": [str(share) for share in knobs.fractions],
+        "chunk_size": [knobs.chunk_size],
+        "seed": [knobs.seed],
+        "shuffle_shards": [repr(knobs.shuffle_shards)],
+        "shuffle_within_shard": [repr(knobs.shuffle_within_shard)],
+        # What a setting comes to: "auto" is another block size when shards grow.
+        "shuffle_block_size": [
+            str(block if block == "global" else block_size(block, c))
+            for block, c in zip(knobs.shuffle_block_size, counts, strict=True)
+        ],
+        "exhausted_policy": knobs.exhausted_policy,
+        "reshuffle_on_repeat": [repr(knobs.reshuffle_on_repeat)],
+        "max_repeats": [repr(knobs.max_repeats)],
+        "stop_after_passes": [repr(knobs.stop_after_passes)],
+        "lane_assignment": [knobs.lane_assignment],
+        "allocation": [knobs.allocation],
+    }
+    words = [digest_words(1, thing, *things[thing]) for thing in CONFIG_THINGS]
+    digests = np.concatenate(words)
+    digests.setflags(write=False)
+    return digests
