@@ -1,0 +1,60 @@
+"""Training data order as a pure function, for JAX and Grain.
+
+Schedules need NumPy alone: what rests on Grain is imported when it is first named.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from zephon_jax import lanes, lattice, permutation, quota, swrr
+from zephon_jax.backend import use_backend
+from zephon_jax.catalog import Dataset
+from zephon_jax.chunk import SampleId, WorkChunk
+from zephon_jax.codec import encode_state
+from zephon_jax.reading import MixtureReadConfig
+from zephon_jax.relane import relane
+from zephon_jax.source import LaneShell, WorkSource, decode_state
+from zephon_jax.state import MixtureState
+from zephon_jax.static_mixture import StaticMixtureWorkSource
+from zephon_jax.weights import MixtureSpec
+
+if TYPE_CHECKING:
+    from zephon_jax.grain_datasets import LaneIterDataset, MixtureMapDataset
+
+__all__ = [
+    "Dataset",
+    "LaneIterDataset",
+    "LaneShell",
+    "MixtureMapDataset",
+    "MixtureReadConfig",
+    "MixtureSpec",
+    "MixtureState",
+    "SampleId",
+    "StaticMixtureWorkSource",
+    "WorkChunk",
+    "WorkSource",
+    "decode_state",
+    "encode_state",
+    "lanes",
+    "lattice",
+    "permutation",
+    "quota",
+    "relane",
+    "swrr",
+    "use_backend",
+]
+
+__version__ = "0.1.0"
+
+_ON_GRAIN = {"LaneIterDataset", "MixtureMapDataset"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_GRAIN:
+        from zephon_jax import grain_datasets
+
+        return getattr(grain_datasets, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_ON_GRAIN])

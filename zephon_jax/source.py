@@ -1,0 +1,325 @@
+"""The contract of a source, and what every source gets from it.
+
+A source is a pair of pure functions: `init` gives a state, `next_chunk` takes one and returns a
+chunk and the next state. States are immutable, so any of them can be kept, sent or gone back to.
+"""
+
+from __future__ import annotations
+
+import abc
+import base64
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zephon_jax._xp import as_int
+from zephon_jax.chunk import SampleId, WorkChunk
+from zephon_jax.codec import decode_fields, encode_state
+
+__all__ = [
+    "LaneShell",
+    "WorkSource",
+    "check_lane",
+    "decode_state",
+    "lane_of",
+    "state_from_dict",
+    "state_to_dict",
+]
+
+
+def check_lane(lane: Any, num_lanes: Any) -> tuple[int, int]:
+    """Returns a lane and the number of lanes as ints.
+
+    Raises:
+      TypeError: If one is not an integer.
+      ValueError: If there is not at least one lane, or the lane is not among them.
+    """
+    num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
+    lane = as_int(lane, "lane")
+    if not 0 <= lane < num_lanes:
+        raise ValueError(
+            f"lane must be in [0, num_lanes); got lane = {lane} and num_lanes = {num_lanes}."
+        )
+    return lane, num_lanes
+
+
+def lane_of(state: Any) -> tuple[int, int]:
+    """The lane and the number of lanes that a state belongs to."""
+    try:
+        return int(state.lane), int(state.num_lanes)
+    except AttributeError:
+        raise TypeError(
+            "a source's states must have the fields 'lane' and 'num_lanes'; got"
+            f" {type(state).__name__}."
+        ) from None
+
+
+def _checked_init(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def checked(self: WorkSource, lane: int = 0, num_lanes: int = 1) -> Any:
+        return init(self, *check_lane(lane, num_lanes))
+
+    return checked
+
+
+def _checked_next(next_chunk: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(next_chunk)
+    def checked(self: WorkSource, state: Any) -> tuple[WorkChunk | None, Any]:
+        chunk, after = next_chunk(self, state)
+        if chunk is not None:
+            self.check_chunk(chunk)
+        return chunk, after
+
+    return checked
+
+
+class WorkSource(abc.ABC):
+    """Base class of all sources. Subclass it to write your own.
+
+    Give `init`, `next_chunk`, `component_ids` and, to read, `datasets_by_id`. States are
+    NamedTuples with the fields `lane` and `num_lanes`, and leaves that are ints, strings or
+    integer arrays whose structure, shapes and dtypes never change. The base puts checks around
+    both functions: `init` sees valid lanes only, and a chunk that holds an undeclared component
+    raises.
+
+    Example:
+      >>> from typing import NamedTuple
+      >>> import zephon_jax as zx
+      >>> class CountState(NamedTuple):
+      ...     lane: int
+      ...     num_lanes: int
+      ...     step: int
+      >>> class CountSource(zx.WorkSource):
+      ...     def init(self, lane=0, num_lanes=1):
+      ...         return CountState(lane, num_lanes, 0)
+      ...     def next_chunk(self, state):
+      ...         g = state.step * state.num_lanes + state.lane
+      ...         chunk = zx.WorkChunk({"numbers": [(0, 0, g)]}, chunk_index=g)
+      ...         return chunk, state._replace(step=state.step + 1)
+      ...     def component_ids(self):
+      ...         return {"numbers": 0}
+      >>> source = CountSource()
+      >>> chunk, state = source.next_chunk(source.init(lane=1, num_lanes=4))
+      >>> list(chunk)
+      [(SampleId(dataset_id=0, shard_id=0, sample_index=1), 'numbers')]
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "init" in vars(cls):
+            cls.init = _checked_init(vars(cls)["init"])
+        if "next_chunk" in vars(cls):
+            cls.next_chunk = _checked_next(vars(cls)["next_chunk"])
+
+    @abc.abstractmethod
+    def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
+        """Returns the state before a lane's first chunk."""
+
+    @abc.abstractmethod
+    def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
+        """Returns the lane's next chunk and the state after it.
+
+        At the end the chunk is None and the state is the one that was given, for ever. The state
+        that is passed in is never changed.
+        """
+
+    @abc.abstractmethod
+    def component_ids(self) -> Mapping[str, int]:
+        """A unique id, not negative, for each component that any chunk may hold."""
+
+    @property
+    def datasets_by_id(self) -> Mapping[int, Any]:
+        """The datasets that sample ids refer to, by dataset id; reading needs them."""
+        return {}
+
+    @property
+    def requires_token_priming(self) -> bool:
+        """True when the source has to measure its data before use."""
+        return False
+
+    def chunk_size_hint(self) -> int | None:
+        """Samples in a whole chunk, or None where they vary."""
+        return None
+
+    def check_chunk(self, chunk: WorkChunk) -> None:
+        """Checks that a chunk holds declared components only.
+
+        Raises:
+          TypeError: If it is not a `WorkChunk`.
+          ValueError: If it holds a component that `component_ids` does not name.
+        """
+        if not isinstance(chunk, WorkChunk):
+            raise TypeError(f"next_chunk must return a WorkChunk or None; got {chunk!r}.")
+        declared = self.component_ids()
+        unknown = [name for name in chunk.names if name not in declared]
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__}.next_chunk gave samples of undeclared components"
+                f" {unknown}; component_ids() names {list(declared)}. Declare them all from the"
+                " start."
+            )
+
+    def check_state(self, state: Any) -> None:
+        """Checks a decoded state; sources that know more than its structure extend this.
+
+        Raises:
+          ValueError: If the state does not belong to this source.
+        """
+        check_lane(*lane_of(state))
+
+    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> Any:
+        """Returns the state whose next chunk is this lane's first at or after `chunk_index`.
+
+        This default replays from the start. A chunk without a `chunk_index` of its own counts as
+        dealt in turn: a lane's n-th chunk is number n * num_lanes + lane.
+        """
+        chunk_index = as_int(chunk_index, "chunk_index", 0)
+        state = self.init(lane, num_lanes)
+        dealt = lane
+        while True:
+            chunk, after = self.next_chunk(state)
+            if chunk is None:
+                return state
+            here = dealt if chunk.chunk_index is None else chunk.chunk_index
+            if here >= chunk_index:
+                return state
+            state, dealt = after, dealt + num_lanes
+
+    def supports_indexing(self) -> bool:
+        """True when `source[i]`, `sample_id_at` and `len` work."""
+        return False
+
+    def _no_indexing(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{type(self).__name__} does not support indexing: it has no len() and no samples by"
+            " index. Go through it with init and next_chunk."
+        )
+
+    def __len__(self) -> int:
+        raise self._no_indexing()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def sample_ids_at(self, indices: Any, *, epoch: int = 0, read_config: Any = None) -> np.ndarray:
+        """Sample ids (n, 3) by index in the run, where the source supports indexing."""
+        raise self._no_indexing()
+
+    def sample_id_at(self, index: int) -> SampleId:
+        """The sample id at one index in the run, where the source supports indexing."""
+        index = as_int(index, "index")
+        return SampleId(*self.sample_ids_at(np.asarray([index]))[0].tolist())
+
+    def __getitem__(self, index: int) -> SampleId:
+        return self.sample_id_at(index)
+
+    def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> LaneShell:
+        """Returns a small mutable object bound to one lane, for code that expects one."""
+        return LaneShell(self, lane_id, canonical_replicas)
+
+
+def decode_state(source: WorkSource, data: bytes) -> Any:
+    """Decodes a state and checks that it belongs to this source.
+
+    Args:
+      source: The source that the state is for.
+      data: What `encode_state` returned.
+
+    Returns:
+      A state equal to the one that was encoded.
+
+    Raises:
+      TypeError: If `data` is not bytes.
+      ValueError: If the bytes are cut, changed or foreign, or the state belongs to a source with
+        other data or settings, naming what differs.
+    """
+    state = decode_fields(source.init(), data)
+    source.check_state(state)
+    return state
+
+
+class LaneShell:
+    """A lane of a source as an object with a place: `next_chunk()` moves it on.
+
+    Made by `WorkSource.clone_for_lane`; bound once and for all to its lane.
+    """
+
+    def __init__(self, source: WorkSource, lane_id: int, canonical_replicas: int):
+        self._source = source
+        self._lane = check_lane(lane_id, canonical_replicas)
+        self._state = source.init(*self._lane)
+
+    @property
+    def source(self) -> WorkSource:
+        """The source this is a lane of."""
+        return self._source
+
+    @property
+    def datasets_by_id(self) -> Mapping[int, Any]:
+        """The source's datasets, by dataset id."""
+        return self._source.datasets_by_id
+
+    def component_ids(self) -> Mapping[str, int]:
+        """The source's component ids."""
+        return self._source.component_ids()
+
+    def chunk_size_hint(self) -> int | None:
+        """Samples in a whole chunk, or None where they vary."""
+        return self._source.chunk_size_hint()
+
+    def next_chunk(self) -> WorkChunk | None:
+        """Returns this lane's next chunk, or None at the end."""
+        chunk, self._state = self._source.next_chunk(self._state)
+        return chunk
+
+    def state_dict(self) -> dict[str, Any]:
+        """The lane's place as plain JSON: lane, number of lanes and the encoded state."""
+        return state_to_dict(self._state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a place that `state_dict` described. On an error nothing has changed.
+
+        Raises:
+          ValueError: If it belongs to another lane, number of lanes or source.
+        """
+        self._state = state_from_dict(self._source, state, self._lane)
+
+    def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> LaneShell:
+        """Always raises: a lane is bound once.
+
+        Raises:
+          ValueError: Always.
+        """
+        lane, num_lanes = self._lane
+        raise ValueError(
+            f"already bound to lane {lane} of {num_lanes}; got lane {lane_id} of"
+            f" {canonical_replicas}. Call clone_for_lane on the source itself."
+        )
+
+
+def state_to_dict(state: Any) -> dict[str, Any]:
+    """A lane's state as plain JSON: lane, number of lanes and the encoded state."""
+    lane, num_lanes = lane_of(state)
+    encoded = base64.b64encode(encode_state(state)).decode("ascii")
+    return {"lane": lane, "num_lanes": num_lanes, "state": encoded}
+
+
+def state_from_dict(source: WorkSource, state: Mapping[str, Any], lane: tuple[int, int]) -> Any:
+    """Decodes the "state" entry of a plain JSON state and checks the lane it is for.
+
+    Raises:
+      ValueError: If it is not a state of this source and lane.
+    """
+    try:
+        data = base64.b64decode(state["state"], validate=True)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not the state of a lane: {error!r}.") from None
+    decoded = decode_state(source, data)
+    got = lane_of(decoded)
+    if got != lane:
+        raise ValueError(
+            f"the state is of lane {got[0]} of {got[1]}; this is lane {lane[0]} of {lane[1]}."
+        )
+    return decoded
