@@ -1,0 +1,316 @@
+"""Mixtures as Grain datasets: by index, and as the stream of one lane."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+
+from zephon_jax._xp import as_int
+from zephon_jax.chunk import WorkChunk
+from zephon_jax.reader import Reader, default_reader
+from zephon_jax.reading import MixtureReadConfig
+from zephon_jax.source import WorkSource, check_lane, state_from_dict, state_to_dict
+
+__all__ = ["LaneIterDataset", "MixtureMapDataset"]
+
+_THREADS = 4  # for all iterators of a process together
+_CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
+_pool: ThreadPoolExecutor | None = None
+
+
+def _threads() -> ThreadPoolExecutor:
+    """The threads that read ahead, shared by all iterators of this process."""
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="zephon_jax")
+    return _pool
+
+
+def _forget_threads() -> None:
+    global _pool
+    _pool = None
+
+
+os.register_at_fork(after_in_child=_forget_threads)
+
+
+def _element(record: Any, component_id: np.integer, sample_id: np.ndarray) -> dict[str, Any]:
+    return {"data": record, "component_id": component_id, "sample_id": sample_id}
+
+
+class MixtureMapDataset(grain.MapDataset):
+    """A whole run by index: a `grain.MapDataset` with random access at any point.
+
+    Elements are dicts: "data" is the record, "component_id" an int32 and "sample_id" an int64
+    array (3,). Element i is the i-th sample of the one-lane run. An index past the length belongs
+    to epoch `index // len`, which has as many samples of each dataset in another order. Batches
+    of indices are read shard by shard.
+
+    Args:
+      source: A source that supports indexing and ends.
+      read_config: How chunks are read; smooth weighted round robin by default.
+
+    Raises:
+      TypeError: If the source does not support indexing, or never ends.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(100)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=10)
+      >>> dataset = zx.MixtureMapDataset(source)
+      >>> len(dataset), sorted(dataset[i]["data"] for i in range(100)) == list(range(100))
+      (100, True)
+    """
+
+    def __init__(self, source: WorkSource, read_config: MixtureReadConfig | None = None):
+        super().__init__()
+        if not source.supports_indexing():
+            raise TypeError(
+                f"MixtureMapDataset needs a source with random access; {type(source).__name__}"
+                " does not support indexing. Use LaneIterDataset."
+            )
+        self._source, self._read_config = source, read_config
+        self._length = len(source)
+        names = {d: dataset.name for d, dataset in source.datasets_by_id.items()}
+        ids = source.component_ids()
+        apart = [name for name in names.values() if name not in ids]
+        if apart:
+            raise TypeError(
+                f"MixtureMapDataset stamps a component on each sample by its dataset; datasets"
+                f" {apart} of {type(source).__name__} are no components. Use LaneIterDataset."
+            )
+        self._components = {d: np.int32(ids[name]) for d, name in names.items()}
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __str__(self) -> str:
+        return f"MixtureMapDataset({self._source!r})"
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.slice(index)
+        return self._getitems([index])[0]
+
+    def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Elements at several indices, read together."""
+        if not len(indices):
+            return []
+        epochs, places = self._split(indices)
+        ids = np.empty((len(places), 3), dtype=np.int64)
+        for epoch in np.unique(epochs).tolist():
+            mine = epochs == epoch
+            ids[mine] = self._source.sample_ids_at(
+                places[mine], epoch=epoch, read_config=self._read_config
+            )
+        records = default_reader().read(self._source.datasets_by_id, ids)
+        components = self._components
+        return [
+            _element(record, components[row[0]], ids[i])
+            for i, (record, row) in enumerate(zip(records, ids.tolist(), strict=True))
+        ]
+
+    __getitems__ = _getitems
+
+    def _split(self, indices: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Epochs and places within them; negative indices count from the end of the first."""
+        array = np.asarray([as_int(index, "index") for index in indices], dtype=np.int64)
+        low = int(array.min())
+        if not self._length or low < -self._length:
+            raise IndexError(f"index {low} is out of range for {self._length} elements.")
+        array = np.where(array < 0, array + self._length, array)
+        epochs, places = np.divmod(array, self._length)
+        return epochs, places
+
+
+class LaneIterDataset(grain.IterDataset):
+    """The stream of one lane: a `grain.IterDataset` whose state is a few hundred bytes of JSON.
+
+    Elements are those of `MixtureMapDataset`. Windows of a chunk are read ahead on a thread,
+    shard by shard, and delivered in reading order.
+
+    Args:
+      source: Any source.
+      lane: The lane, 0 <= lane < num_lanes.
+      num_lanes: Number of lanes, the same for the whole run.
+      read_config: How chunks are read; smooth weighted round robin by default.
+
+    Raises:
+      TypeError, ValueError: If the lane is not in [0, num_lanes).
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(100)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=10)
+      >>> lanes = [iter(zx.LaneIterDataset(source, lane, 2)) for lane in range(2)]
+      >>> sorted(e["data"] for lane in lanes for e in lane) == list(range(100))
+      True
+    """
+
+    def __init__(
+        self,
+        source: WorkSource,
+        lane: int = 0,
+        num_lanes: int = 1,
+        read_config: MixtureReadConfig | None = None,
+    ):
+        super().__init__()
+        self.source = source
+        self.lane, self.num_lanes = check_lane(lane, num_lanes)
+        self.read_config = read_config
+        self._slice = slice(0, None, 1)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Takes every n-th element, for worker processes that share the lane.
+
+        Raises:
+          ValueError: For sequential slices, which would put the stream into another order.
+        """
+        if sequential_slice:
+            raise ValueError(
+                "a lane is a stream and has no sequential slices; use mp_prefetch with"
+                " sequential_slice=False."
+            )
+        self._slice = slice(sl.start or 0, None, sl.step or 1)
+
+    def __str__(self) -> str:
+        return f"LaneIterDataset({self.source!r}, lane={self.lane}, num_lanes={self.num_lanes})"
+
+    def __iter__(self) -> _LaneIterator:
+        return _LaneIterator(self, self._slice)
+
+
+class _Window(NamedTuple):
+    """A run of elements that are read together."""
+
+    state: Any  # the source's state before the window's chunk
+    places: np.ndarray  # int64 (n,), slots in the chunk
+    component_ids: np.ndarray  # int32 (n,)
+    sample_ids: np.ndarray  # int64 (n, 3)
+
+
+class _LaneIterator(grain.DatasetIterator):
+    """Delivers windows; its place is a chunk's state and a slot, whatever is read ahead."""
+
+    def __init__(self, dataset: LaneIterDataset, part: slice):
+        super().__init__()
+        self._dataset, self._stride = dataset, part.step
+        self._lane = dataset.lane, dataset.num_lanes
+        self._ids = dict(dataset.source.component_ids())
+        self._go_to(dataset.source.init(*self._lane), part.start)
+
+    def _go_to(self, state: Any, slot: int) -> None:
+        """Stands before a slot of the chunk after a state; nothing is read yet."""
+        self._state, self._slot = state, slot
+        self._encoded: dict[str, Any] | None = None
+        self._windows: Iterator[_Window] | None = None
+        self._ahead: Future[tuple[_Window, list[Any]] | None] | None = None
+        self._window: _Window | None = None
+        self._records: list[Any] = []
+        self._next = 0
+
+    def __next__(self) -> dict[str, Any]:
+        if self._next >= len(self._records):
+            self._load()
+        window, n = self._window, self._next
+        assert window is not None
+        element = _element(self._records[n], window.component_ids[n], window.sample_ids[n])
+        self._records[n] = None  # delivered: the window gives back its memory as it goes
+        self._next = n + 1
+        self._slot = int(window.places[n]) + self._stride
+        return element
+
+    def _load(self) -> None:
+        """Takes the window that was read ahead and starts on the one after it."""
+        self._records, self._next = [], 0
+        if self._windows is None:
+            self._windows = self._make_windows(self._state, self._slot)
+        if self._ahead is None:
+            self._ahead = _threads().submit(self._read, self._windows)
+        try:
+            loaded = self._ahead.result()
+        except BaseException:
+            # Stand where we stood, so that the next call tries the same window again.
+            self._go_to(self._state, self._slot)
+            raise
+        if loaded is None:
+            raise StopIteration
+        self._window, self._records = loaded
+        if self._state is not self._window.state:
+            self._state, self._encoded = self._window.state, None
+        self._ahead = _threads().submit(self._read, self._windows)
+
+    def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
+        window = next(windows, None)
+        if window is None:
+            return None
+        source = self._dataset.source
+        return window, default_reader().read(source.datasets_by_id, window.sample_ids)
+
+    def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
+        reader, by_id = default_reader(), self._dataset.source.datasets_by_id
+        for before, chunk, ordered in self._chunks_ahead(reader, state):
+            if slot < len(chunk):
+                component, ids = ordered
+                names = np.asarray([self._ids[name] for name in chunk.names], dtype=np.int32)
+                places = np.arange(slot, len(chunk), self._stride)
+                ids, stamped = ids[places], names[component[places]]
+                # This window and the one that is read ahead together keep to the setting.
+                for a, b in reader.windows(by_id, ids, reader.window_bytes // 2):
+                    yield _Window(before, places[a:b], stamped[a:b], ids[a:b])
+                slot = int(places[-1]) + self._stride
+            slot -= len(chunk)
+
+    def _chunks_ahead(self, reader: Reader, state: Any) -> Iterator[tuple[Any, WorkChunk, Any]]:
+        """Chunks with their order; the shards of those to come are planned where that helps."""
+        source, config = self._dataset.source, self._dataset.read_config
+        plan = reader.needs_plan(source.datasets_by_id)
+        waiting: deque[tuple[Any, WorkChunk, Any]] = deque()
+        more = True
+        while more or waiting:
+            while more and len(waiting) < (_CHUNKS_PLANNED if plan else 1):
+                chunk, after = source.next_chunk(state)
+                more = chunk is not None
+                if chunk is not None:
+                    waiting.append((state, chunk, chunk.order(config)))
+                    state = after
+            if plan:
+                shards = [_distinct_shards(ordered[1]) for _, _, ordered in waiting]
+                upcoming = np.concatenate([np.zeros((0, 2), dtype=np.int64), *shards])
+                reader.plan(source.datasets_by_id, upcoming, owner=id(self))
+            if waiting:
+                yield waiting.popleft()
+
+    def get_state(self) -> dict[str, Any]:
+        """The lane's place as plain JSON."""
+        if self._encoded is None:
+            self._encoded = state_to_dict(self._state)
+        return {**self._encoded, "slot": self._slot}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a place that `get_state` described. On an error nothing has changed.
+
+        Raises:
+          ValueError: If it belongs to another lane, number of lanes or source.
+        """
+        decoded = state_from_dict(self._dataset.source, state, self._lane)
+        try:
+            slot = as_int(state.get("slot"), "slot", 0)
+        except TypeError as error:
+            raise ValueError(f"not the state of a lane: {error}") from None
+        self._go_to(decoded, slot)
+
+    def __str__(self) -> str:
+        return f"LaneIterator({self._dataset})"
+
+
+def _distinct_shards(ids: np.ndarray) -> np.ndarray:
+    """Dataset and shard of samples, each pair once, in order of first use: int64 (n, 2)."""
+    _, first = np.unique(ids[:, 0] << 40 | ids[:, 1], return_index=True)
+    return ids[np.sort(first), :2]
