@@ -103,7 +103,8 @@ class Reader:
 
         Sizes are those in the file where the format knows them (JSON Lines, Megatron, Parquet
         by row group), else the mean of the shard, corrected by what earlier reads of the dataset
-        returned; the first window is short to find out. A single record that is larger makes a window by itself.
+        returned; the first window is short to find out. A single record that is larger makes a
+        window by itself.
 
         Args:
           datasets_by_id: Dataset of each dataset id.
