@@ -29,6 +29,7 @@ _FAR = 1 << 62
 class Rules:
     """What decides when components leave and runs end. Arrays are (k,), in component order."""
 
+    names: tuple[str, ...]
     fractions: tuple[Fraction, ...]  # original shares, 0 for components that are not active
     totals: np.ndarray  # int64, samples in a pass
     caps: np.ndarray  # int64, samples after which the run ends, or UNCAPPED
@@ -99,7 +100,8 @@ class Eras:
         name = active.tobytes()
         if name not in self._allocations:
             make = quota.fixed_shares if self.rules.fixed else quota.shares
-            weights = [f if on else 0 for f, on in zip(self.rules.fractions, active, strict=True)]
+            shares = zip(self.rules.names, self.rules.fractions, active, strict=True)
+            weights = {n: share if on else 0 for n, share, on in shares}
             self._allocations[name] = Allocation(make(weights, self.rules.chunk_size))
         return self._allocations[name]
 

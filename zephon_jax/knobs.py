@@ -221,6 +221,7 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
             " needs some. Give it weight 0, or exhausted_policy 'redistribute'."
         )
     return Rules(
+        names=knobs.names,
         fractions=knobs.fractions,
         totals=totals,
         caps=caps,

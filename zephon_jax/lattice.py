@@ -94,9 +94,9 @@ def order(counts: Array, slot: Any, num_lanes: int, size: int | None = None) -> 
       >>> from zephon_jax import lattice
       >>> import numpy as np
       >>> lattice.order(np.array([6, 2]), slot=0, num_lanes=2).tolist()
-      [0, 0, 0, 1, 0, 0, 0, 1]
+      [0, 0, 0, 1, 0, 0, 1, 0]
       >>> lattice.order(np.array([6, 2]), slot=1, num_lanes=2).tolist()
-      [0, 1, 0, 0, 0, 1, 0, 0]
+      [0, 0, 1, 0, 0, 0, 0, 1]
     """
     num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
     counts, size = check_counts(counts, size)

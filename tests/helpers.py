@@ -1,0 +1,51 @@
+"""What several tests need: sources by short names, and the whole of a run."""
+
+from __future__ import annotations
+
+import zephon_jax as zx
+
+
+def mixture(sizes, weights=None, *, names=None, shards=None, **settings):
+    """A source over datasets 'a', 'b', ... of counts only; a size may be a list of shard counts."""
+    names = names or [chr(97 + d) if len(sizes) <= 26 else f"d{d}" for d in range(len(sizes))]
+    datasets = [
+        zx.Dataset.from_counts(name, size if isinstance(size, (list, tuple)) else [size])
+        for name, size in zip(names, sizes, strict=True)
+    ]
+    weights = [1] * len(sizes) if weights is None else weights
+    return zx.StaticMixtureWorkSource(
+        datasets, dict(zip(names, weights, strict=True)), **settings
+    )
+
+
+def chunks_of(source, lane=0, num_lanes=1, *, state=None, limit=None):
+    """The chunks of a lane from a state on."""
+    state = source.init(lane, num_lanes) if state is None else state
+    found = []
+    while limit is None or len(found) < limit:
+        chunk, after = source.next_chunk(state)
+        if chunk is None:
+            assert after is state
+            break
+        found.append(chunk)
+        state = after
+    return found
+
+
+def state_after(source, num_chunks, lane=0, num_lanes=1):
+    """The state after so many of a lane's chunks."""
+    state = source.init(lane, num_lanes)
+    for _ in range(num_chunks):
+        chunk, state = source.next_chunk(state)
+        assert chunk is not None
+    return state
+
+
+def samples_of(chunks):
+    """Sample ids and component names in reading order."""
+    return [item for chunk in chunks for item in chunk]
+
+
+def draws(chunks, num_components):
+    """Samples of each component, in all."""
+    return [sum(int(chunk.counts[d]) for chunk in chunks) for d in range(num_components)]
