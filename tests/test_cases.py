@@ -39,9 +39,7 @@ def growth_of(code: str) -> tuple[float, float]:
 
 def test_rare_component_is_drawn():
     """marin#4132: a component of less than one sample a chunk was never drawn."""
-    source = mixture(
-        [10**6] * 3, [0.7, 0.2999, 0.0001], chunk_size=64, exhausted_policy="repeat"
-    )
+    source = mixture([10**6] * 3, [0.7, 0.2999, 0.0001], chunk_size=64, exhausted_policy="repeat")
     counts = np.stack([chunk.counts for chunk in chunks_of(source, limit=10_000)])
     assert counts.min() >= 0
     assert (counts.sum(axis=1) == 64).all()

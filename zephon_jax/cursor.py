@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax.keys import fold, make_key
+from zephon_jax.keys import digest_words, fold
 from zephon_jax.permutation import permute_rows
 
 __all__ = ["Cursor", "Draws", "make_cursor", "sample_ids"]
 
+_LEVELS = ("shards", "within", "blocks", "global")
 _KEPT_PASSES = 2  # shard orders kept for each dataset: this pass and the next
 _MAX_TABLE = 1 << 22  # shard order entries built at once for far-apart draws
 
@@ -96,11 +97,12 @@ def make_cursor(
     cursor.total = int(cursor.starts[-1])
     cursor.block = block_size(shuffle_block_size, cursor.counts)
     cursor.global_ = shuffle_block_size == "global"
-    cursor.shards = shuffle_shards and not cursor.global_
+    # One shard has one order; many small datasets are of that kind.
+    cursor.shards = shuffle_shards and not cursor.global_ and cursor.counts.size > 1
     cursor.within = shuffle_within_shard and not cursor.global_
     cursor.reshuffle = reshuffle_on_repeat
-    levels = ("shards", "within", "blocks", "global")
-    cursor.keys = {level: make_key(seed, "dataset", name, epoch, level) for level in levels}
+    words = digest_words(2 * len(_LEVELS), seed, "dataset", name, epoch).reshape(-1, 2)
+    cursor.keys = dict(zip(_LEVELS, words, strict=True))
     cursor.orders = {}
     return cursor
 
@@ -108,27 +110,6 @@ def make_cursor(
 def _pass_key(cursor: Cursor, level: str, passes: np.ndarray) -> np.ndarray:
     """Keys (n, 2) of a level for passes (n,): all pass 0's where repeats are not reshuffled."""
     return fold(cursor.keys[level], passes if cursor.reshuffle else np.zeros_like(passes))
-
-
-def _shard_order(cursor: Cursor, first: int, last: int) -> _ShardOrder:
-    """The shard orders of passes first .. last, laid end to end."""
-    first_key = first if cursor.shards and cursor.reshuffle else 0
-    if first == last and first_key in cursor.orders:
-        return cursor.orders[first_key]._replace(first_pass=first)
-    passes = np.arange(first, last + 1)
-    num = cursor.counts.size
-    shard = np.tile(np.arange(num), passes.size)
-    if cursor.shards:
-        sizes = np.full(passes.size, num)
-        rows = np.repeat(np.arange(passes.size), num)
-        shard = permute_rows(shard, rows, sizes, _pass_key(cursor, "shards", passes))
-    start = np.concatenate([[0], np.cumsum(cursor.counts[shard])])
-    order = _ShardOrder(first, shard, start)
-    if first == last:
-        # One assignment, so that another thread sees the old cache or the new one.
-        kept = list(cursor.orders.items())[1 - _KEPT_PASSES :]
-        cursor.orders = {**dict(kept), first_key: order}
-    return order
 
 
 class _Split(NamedTuple):
@@ -212,6 +193,60 @@ def _permute_all(parts: Sequence[_Rows | None]) -> list[np.ndarray | None]:
     return [None if part is None else next(pieces) for part in parts]
 
 
+def _order_key(cursor: Cursor, first: int) -> int:
+    """What a pass's shard order is kept under: one order serves all where none is shuffled."""
+    return first if cursor.shards and cursor.reshuffle else 0
+
+
+def _order_rows(cursor: Cursor, first: int, last: int) -> _Rows:
+    """The permutations that make the shard orders of passes first .. last."""
+    passes, num = np.arange(first, last + 1), cursor.counts.size
+    return _Rows(
+        places=np.tile(np.arange(num), passes.size),
+        rows=np.repeat(np.arange(passes.size), num),
+        sizes=np.full(passes.size, num),
+        keys=_pass_key(cursor, "shards", passes),
+    )
+
+
+def _make_order(cursor: Cursor, first: int, last: int, shard: np.ndarray) -> _ShardOrder:
+    start = np.concatenate([[0], np.cumsum(cursor.counts[shard])])
+    order = _ShardOrder(first, shard, start)
+    if first == last:
+        # One assignment, so that another thread sees the old cache or the new one.
+        kept = list(cursor.orders.items())[1 - _KEPT_PASSES :]
+        cursor.orders = {**dict(kept), _order_key(cursor, first): order}
+    return order
+
+
+def _shard_order(cursor: Cursor, first: int, last: int) -> _ShardOrder:
+    """The shard orders of passes first .. last, laid end to end."""
+    known = cursor.orders.get(_order_key(cursor, first)) if first == last else None
+    if known is not None:
+        return known._replace(first_pass=first)
+    if not cursor.shards:
+        shard = np.tile(np.arange(cursor.counts.size), last - first + 1)
+        return _make_order(cursor, first, last, shard)
+    shard = permute_rows(*_order_rows(cursor, first, last))
+    return _make_order(cursor, first, last, shard)
+
+
+def _prepare_orders(cursors: Sequence[Cursor], splits: Sequence[_Split]) -> None:
+    """Makes the shard orders that are missing for many datasets in one go."""
+    missing = [
+        (cursor, int(split.passes[0]))
+        for cursor, split in zip(cursors, splits, strict=True)
+        if cursor.shards and split.ascending and split.passes[0] == split.passes[-1]
+        and _order_key(cursor, int(split.passes[0])) not in cursor.orders
+    ]  # fmt: skip
+    if len(missing) < 2:
+        return
+    made = _permute_all([_order_rows(cursor, first, first) for cursor, first in missing])
+    for (cursor, first), shard in zip(missing, made, strict=True):
+        assert shard is not None
+        _make_order(cursor, first, first, shard)
+
+
 class _Place(NamedTuple):
     """Where elements lie after the shard order and the mosaic."""
 
@@ -267,6 +302,7 @@ def sample_ids(wanted: Sequence[Draws]) -> np.ndarray:
     """
     split = [_split(cursor, draws) for cursor, _, draws in wanted]
     cursors = [cursor for cursor, _, _ in wanted]
+    _prepare_orders(cursors, split)
     mosaics = [
         _mosaic(cursor, parts) if cursor.block else None
         for cursor, parts in zip(cursors, split, strict=True)

@@ -52,7 +52,7 @@ def _per_dataset(
     if not isinstance(value, Mapping):
         return (check(value, argument),) * len(names)
     missing = [name for name in names if name not in value]
-    unknown = [name for name in value if name not in set(names)]
+    unknown = list(dict.fromkeys(value).keys() - set(names))
     if missing or unknown:
         raise ValueError(
             f"{argument} as a mapping must name every dataset and no other; got"
@@ -101,7 +101,7 @@ def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
             f"mixture must give every dataset a weight; {missing} have none. Give 0 to declare a"
             " dataset without drawing from it."
         )
-    unknown = [name for name in spec if name not in set(names)]
+    unknown = sorted(set(spec) - set(names))
     if unknown:
         raise ValueError(f"mixture names {unknown}, and the datasets are {list(names)}.")
     fractions = spec.fractions()
