@@ -23,7 +23,7 @@ ALL_SHUFFLES = {"shuffle_within_shard": True, "shuffle_block_size": "auto"}
 
 
 def growth_of(code: str) -> tuple[float, float]:
-    """Runs code after imports in a fresh process: seconds and megabytes of growth that it prints."""
+    """Runs code after imports in a fresh process: seconds and megabytes of growth."""
     script = (
         "import resource, time, numpy as np, zephon_jax as zx\n"
         "rss = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
@@ -492,7 +492,7 @@ def test_lanes_are_checked_at_init():
 def test_names_and_types_are_checked_at_construction():
     """Zephon 0.2.0: duplicate names failed late, keys 1 and "1" merged, strings were numbers."""
     a, b = zx.Dataset.from_counts("a", [10]), zx.Dataset.from_counts("b", [10])
-    with pytest.raises(ValueError, match="unique.*'a'"):
+    with pytest.raises(ValueError, match=r"unique.*'a'"):
         zx.StaticMixtureWorkSource([a, a], {"a": 1})
     with pytest.raises(TypeError, match="1"):
         zx.MixtureSpec({1: 1, "1": 2})

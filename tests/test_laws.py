@@ -57,13 +57,13 @@ SOURCES = {
         chunk_size=13,
         exhausted_policy="redistribute",
         shuffle_block_size=10,
-    ),  # fmt: skip
+    ),
     "policies": lambda: mixture(
         [60, 20, 500],
         [1, 2, 3],
         chunk_size=11,
         exhausted_policy={"a": "redistribute", "b": "repeat", "c": "stop"},
-    ),  # fmt: skip
+    ),
     "fixed": lambda: mixture([40, 90], [1, 3], chunk_size=10, allocation="fixed"),
     "modulo": lambda: mixture([100, 100], [1, 3], chunk_size=6, lane_assignment="modulo"),
     "rare": lambda: mixture([5, 700], [1, 400], chunk_size=8, exhausted_policy="redistribute"),

@@ -142,7 +142,8 @@ class Eras:
                 and (base >= 0).all()
                 and not base[(era_chunk == 0) | ~active & ~self.rules.leaves].any()
             )
-        if not consistent or (era_chunk > 0 and not self.rules.leaves.any()):
+        # Eras after the first begin when somebody leaves, and only then.
+        if not consistent or (era_chunk == 0) != np.array_equal(active, self.start().era.active):
             raise ValueError(
                 "the state contradicts itself: its carry and counts do not belong to its chunk"
                 f" {chunk_index}."

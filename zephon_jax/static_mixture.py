@@ -236,6 +236,7 @@ class StaticMixtureWorkSource(WorkSource):
         carry, drawn = np.asarray(state.carry), from_words(state.drawn)
         if (
             known is not None
+            and known.era.first_chunk == from_words(state.era)
             and np.array_equal(known.carry, carry)
             and np.array_equal(known.drawn, drawn)
         ):
