@@ -6,6 +6,7 @@ Prints a Markdown table of medians with ratios and, with --json FILE, writes the
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import resource
 import statistics
@@ -96,8 +97,9 @@ def global_over_ten_billion() -> tuple[float, float]:
     return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def median(measure, rounds: int) -> float:
-    return statistics.median(measure() for _ in range(rounds))
+def median(rounds: int, make, *arguments, **settings) -> float:
+    """Median seconds a chunk over rounds, each with a source made anew."""
+    return statistics.median(seconds_a_chunk(make(), *arguments, **settings) for _ in range(rounds))
 
 
 def main() -> None:
@@ -118,12 +120,12 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for k in (2, 8, 32, 128):
         row = {"zephon": zephon_seconds_a_chunk(k, 4 if k > 8 else 8)}
-        source = make_source(k)
+        make = functools.partial(make_source, k)
         for backend in ("numpy", "jax"):
             zx.use_backend(backend)
-            row[backend] = median(lambda: seconds_a_chunk(make_source(k)), arguments.rounds)
+            row[backend] = median(arguments.rounds, make)
         zx.use_backend("numpy")
-        row["lattice"] = median(lambda: seconds_a_chunk(source, lattice), arguments.rounds)
+        row["lattice"] = median(arguments.rounds, make, lattice)
         figures[f"{k} components"] = row
         cells = [str(k), f"{row['zephon'] * 1e3:.1f}" if row["zephon"] else "not installed"]
         for name in ("numpy", "jax", "lattice"):
@@ -134,11 +136,8 @@ def main() -> None:
     print("\n| own chunk, 8 components | 1 lane ms | 512 lanes ms | ratio |\n|---|---|---|---|")
     for backend in ("numpy", "jax"):
         zx.use_backend(backend)
-        source = make_source(8)
-        one, many = (
-            median(lambda n=n: seconds_a_chunk(source, num_lanes=n, order=False), arguments.rounds)
-            for n in (1, 512)
-        )
+        make = functools.partial(make_source, 8)
+        one, many = (median(arguments.rounds, make, num_lanes=n, order=False) for n in (1, 512))
         figures[f"lanes, {backend}"] = {"1": one, "512": many}
         print(f"| {backend} | {one * 1e3:.2f} | {many * 1e3:.2f} | {many / one:.2f} |")
     zx.use_backend("numpy")
