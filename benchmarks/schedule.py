@@ -36,9 +36,9 @@ def make_source(num_components: int, **settings) -> zx.StaticMixtureWorkSource:
 
 
 def seconds_a_chunk(
-    source, config=None, *, lane=0, num_lanes=1, order=True, chunks=CHUNKS
+    source, config=None, *, start=0, num_lanes=1, order=True, chunks=CHUNKS
 ) -> float:
-    state = source.init(lane, num_lanes)
+    state = source.seek(start, 0, num_lanes)
     for _ in range(2):  # compiled kernels and tables are made once
         chunk, state = source.next_chunk(state)
         chunk.order(config)

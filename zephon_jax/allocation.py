@@ -15,7 +15,7 @@ from zephon_jax import backend, quota
 
 __all__ = ["Allocation"]
 
-_STRIDE = 512
+_STRIDE = 2048
 _MAX_SAVED = 4096
 
 
@@ -49,10 +49,10 @@ class Allocation:
         mark = marks[bisect.bisect_right(marks, place) - 1]
         carry = self._saved[mark]
         while place - mark >= self._stride:
-            carry = backend.advance_carry(self.shares, carry, self._stride)
+            carry = backend.advance_carry(self.shares, carry, mark, mark + self._stride)
             mark += self._stride
             self._save(mark, carry)
-        return backend.advance_carry(self.shares, carry, place - mark)
+        return backend.advance_carry(self.shares, carry, mark, place)
 
     def _save(self, mark: int, carry: np.ndarray) -> None:
         """Keeps a carry; when there are too many, every other one goes and strides double."""
@@ -72,7 +72,7 @@ class Allocation:
             near = max((m for m in self._saved if m <= stop % self._period), default=0)
             if self._closed or stop % self._period - near < stop - start:
                 return self.carry_at(stop)
-        return backend.advance_carry(self.shares, carry, stop - start)
+        return backend.advance_carry(self.shares, carry, start, stop)
 
     def step(self, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One chunk's quotas and the next carry, int32 (k,) each."""

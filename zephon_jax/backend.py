@@ -18,6 +18,7 @@ from zephon_jax import quota, swrr
 __all__ = ["BACKENDS", "advance_carry", "current_backend", "swrr_orders", "use_backend"]
 
 BACKENDS = ("numpy", "jax")
+_MAX_RARE = 32  # up to here following the rare components alone is faster than stepping all
 _chosen = "numpy"
 
 
@@ -83,10 +84,12 @@ def swrr_orders(counts: np.ndarray, size: int) -> np.ndarray:
     return swrr.order(counts, size)
 
 
-def advance_carry(shares: quota.Shares, carry: np.ndarray, num_chunks: int) -> np.ndarray:
-    """The carry `num_chunks` steps later, by stepping: int32 (k,)."""
+def advance_carry(shares: quota.Shares, carry: np.ndarray, start: int, stop: int) -> np.ndarray:
+    """The carry after `stop` chunks, from the one after `start` of them: int32 (k,)."""
+    if quota.rare_components(shares).size <= _MAX_RARE:
+        return quota.forward(shares, carry, start, stop)
     if _chosen == "jax":
-        return np.array(_run(_advance_kernel(), shares, carry, np.int32(num_chunks)))
-    for _ in range(num_chunks):
+        return np.array(_run(_advance_kernel(), shares, carry, np.int32(stop - start)))
+    for _ in range(stop - start):
         carry = quota.step(shares, carry)[1]
     return carry
