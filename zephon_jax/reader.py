@@ -91,7 +91,7 @@ class Reader:
         with self._fetching(datasets_by_id, groups):
             for group in groups:
                 records += self._read_group(datasets_by_id[group.dataset_id], group)
-        return [records[place] for place in inverse.tolist()]
+        return records if inverse is None else [records[place] for place in inverse.tolist()]
 
     def windows(
         self,
@@ -225,7 +225,8 @@ class Reader:
         sizes = np.zeros(len(sample_ids))
         guessed: dict[int, np.ndarray] = {}
         groups, inverse = _group(sample_ids)
-        place = np.argsort(inverse)  # Where each sorted id stands in `sample_ids`.
+        # Where each sorted id stands in `sample_ids`.
+        place = np.arange(len(sample_ids)) if inverse is None else np.argsort(inverse)
         begin = 0
         for group in groups:
             dataset = datasets_by_id[group.dataset_id]
@@ -325,12 +326,14 @@ def _check_range(dataset: Dataset, group: _Group) -> None:
             )
 
 
-def _group(sample_ids: np.ndarray) -> tuple[list[_Group], np.ndarray]:
-    """Sorts ids by place, cuts them by shard, and says where each id went."""
+def _group(sample_ids: np.ndarray) -> tuple[list[_Group], np.ndarray | None]:
+    """Sorts ids by place, cuts them by shard, and says where each id went; None if none moved."""
     order = np.lexsort((sample_ids[:, 2], sample_ids[:, 1], sample_ids[:, 0]))
-    ids = sample_ids[order]
-    inverse = np.empty(len(order), np.int64)
-    inverse[order] = np.arange(len(order))
+    places = np.arange(len(order))
+    ids, inverse = sample_ids, None
+    if not np.array_equal(order, places):
+        ids, inverse = sample_ids[order], np.empty_like(places)
+        inverse[order] = places
     cuts = np.flatnonzero(np.any(ids[1:, :2] != ids[:-1, :2], axis=1)) + 1
     groups = [
         _Group(int(part[0, 0]), int(part[0, 1]), np.ascontiguousarray(part[:, 2]))

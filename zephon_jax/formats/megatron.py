@@ -5,6 +5,7 @@ Both files are memory-mapped; a record is one sequence, copied out as a NumPy ar
 
 from __future__ import annotations
 
+import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -59,6 +60,11 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
         ) from None
 
 
+def _map_file(path: str) -> mmap.mmap:
+    with open(path, "rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 class MegatronShard:
     """An open pair of files."""
 
@@ -72,7 +78,8 @@ class MegatronShard:
             last = int(self._pointers[-1]) + int(self._lengths[-1]) * self._dtype.itemsize
             if last > size:
                 raise ValueError(f"the .bin file is cut short: {size} of {last} bytes")
-        self._data = np.memmap(path, np.uint8, "r") if size else np.empty(0, np.uint8)
+        self._map = _map_file(path) if size else b""
+        self._data = np.frombuffer(self._map, np.uint8)
         self._path, self._size = path, size
 
     def _map_index(self, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -92,10 +99,12 @@ class MegatronShard:
         starts = self._pointers[indices].tolist()
         stops = (self._pointers[indices] + self.num_bytes(indices)).tolist()
         data, dtype = self._data, self._dtype
-        return [
-            np.frombuffer(data[start:stop].tobytes(), dtype).copy()
-            for start, stop in zip(starts, stops, strict=True)
-        ]
+        pieces = zip(starts, stops, strict=True)
+        records = [np.array(data[start:stop].view(dtype)) for start, stop in pieces]
+        if isinstance(self._map, mmap.mmap):
+            # What was touched would count as this process's memory for as long as it is mapped.
+            self._map.madvise(mmap.MADV_DONTNEED)
+        return records
 
     def num_bytes(self, indices: np.ndarray) -> np.ndarray:
         """Bytes of each sequence."""
@@ -104,6 +113,7 @@ class MegatronShard:
     def close(self) -> None:
         """Lets go of the mappings; they end with the last array that looks at them."""
         self._data = self._lengths = self._pointers = np.empty(0, np.uint8)
+        self._map = b""
 
 
 class MegatronFormat:
