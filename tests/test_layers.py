@@ -18,7 +18,7 @@ LAYERS = [
     ["weights", "keys"],
     ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend", "allocation"],
     ["reading", "chunk", "state", "codec", "source", "eras", "knobs", "relane"],
-    ["static_mixture"],
+    ["run_index", "static_mixture"],
 ]
 
 

@@ -18,7 +18,16 @@ from zephon_jax.keys import digest_words
 from zephon_jax.lanes import ASSIGNMENTS
 from zephon_jax.weights import MixtureSpec
 
-__all__ = ["ALLOCATIONS", "CONFIG_THINGS", "POLICIES", "Knobs", "make_knobs", "make_rules"]
+__all__ = [
+    "ALLOCATIONS",
+    "CONFIG_THINGS",
+    "POLICIES",
+    "Knobs",
+    "check_datasets",
+    "config_digests",
+    "make_knobs",
+    "make_rules",
+]
 
 ORDER_VERSION = 1
 POLICIES = ("stop", "repeat", "redistribute")
@@ -230,6 +239,39 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
         chunk_size=knobs.chunk_size,
         fixed=knobs.allocation == "fixed",
     )
+
+
+def check_datasets(datasets: Any) -> tuple[Any, ...]:
+    """Returns datasets as a tuple with unique names; warns where two read the same place.
+
+    Raises:
+      TypeError: If they are not a sequence of datasets.
+      ValueError: If there are none, or two have one name.
+    """
+    if isinstance(datasets, (str, Mapping)) or not isinstance(datasets, Sequence):
+        raise TypeError(f"datasets must be a list of datasets; got {type(datasets).__name__}.")
+    if not datasets:
+        raise ValueError("datasets must hold at least one dataset; got an empty list.")
+    seen: dict[str, int] = {}
+    places: dict[str, str] = {}
+    for place, dataset in enumerate(datasets):
+        if not hasattr(dataset, "shard_counts") or not hasattr(dataset, "name"):
+            raise TypeError(f"datasets[{place}] must be a zx.Dataset; got {dataset!r}.")
+        if dataset.name in seen:
+            raise ValueError(
+                f"dataset names must be unique; datasets[{seen[dataset.name]}] and"
+                f" datasets[{place}] are both {dataset.name!r}."
+            )
+        seen[dataset.name] = place
+        location = getattr(dataset, "location", None)
+        if location is not None and location in places:
+            warnings.warn(
+                f"datasets {places[location]!r} and {dataset.name!r} read the same place,"
+                f" {location}: their samples will be seen more often than the weights say.",
+                stacklevel=3,
+            )
+        places.setdefault(location or dataset.name, dataset.name)
+    return tuple(datasets)
 
 
 CONFIG_THINGS = (

@@ -15,11 +15,17 @@ import numpy as np
 from zephon_jax import lanes
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
-from zephon_jax.cursor import Cursor, make_cursor, sample_ids
+from zephon_jax.cursor import sample_ids
 from zephon_jax.eras import UNCAPPED, Eras, Position
-from zephon_jax.keys import digest_words
-from zephon_jax.knobs import CONFIG_THINGS, config_digests, make_knobs, make_rules
-from zephon_jax.reading import MixtureReadConfig, Reading, read_order
+from zephon_jax.knobs import (
+    CONFIG_THINGS,
+    check_datasets,
+    config_digests,
+    make_knobs,
+    make_rules,
+)
+from zephon_jax.reading import MixtureReadConfig
+from zephon_jax.run_index import RunIndex
 from zephon_jax.source import WorkSource, check_lane
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
 
@@ -27,7 +33,6 @@ __all__ = ["StaticMixtureWorkSource"]
 
 _PAGE = 64  # blocks whose place in the lanes is looked up at once
 _AHEAD = 31  # chunks whose reading orders are computed with one that is missing
-_KEPT_EPOCHS = 2
 _KEPT_COMPONENTS = 1 << 16  # components of positions remembered, over all of them
 
 
@@ -102,7 +107,7 @@ class StaticMixtureWorkSource(WorkSource):
         self._settings = {
             name: value for name, value in locals().items() if name not in ("self", "__class__")
         }
-        self._datasets = _check_datasets(datasets)
+        self._datasets = check_datasets(datasets)
         names = [dataset.name for dataset in self._datasets]
         settings = {n: v for n, v in self._settings.items() if n != "datasets"}
         self._knobs = make_knobs(names, **settings)
@@ -112,12 +117,10 @@ class StaticMixtureWorkSource(WorkSource):
         self._config = config_digests(self._knobs, self._counts)
         self._by_id = MappingProxyType(dict(enumerate(self._datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
-        self._cursors: dict[int, list[Cursor]] = {}
         self._targets: dict[bytes, dict[str, float]] = {}
         self._recent: OrderedDict[int, Position] = OrderedDict()
         self._lock = threading.Lock()
-        self._decoded: tuple[Any, np.ndarray] | None = None
-        self._asked: Any = None
+        self._index = RunIndex(self._eras, self._knobs, self._counts)
         self._check_first_quotas()
 
     def _check_first_quotas(self) -> None:
@@ -309,35 +312,14 @@ class StaticMixtureWorkSource(WorkSource):
             upcoming=functools.partial(self._upcoming, position, lane, num_lanes, origin),
         )
 
-    def _ids_of(self, position: Position, quotas: np.ndarray, epoch: int = 0) -> np.ndarray:
-        cursors = self._cursors_of(epoch)
+    def _ids_of(self, position: Position, quotas: np.ndarray) -> np.ndarray:
+        cursors = self._index.cursors(epoch=0)
         return sample_ids(
             [
                 (cursors[d], d, range(int(position.drawn[d]), int(position.drawn[d] + quotas[d])))
                 for d in np.flatnonzero(quotas).tolist()
             ]
         )
-
-    def _cursors_of(self, epoch: int) -> list[Cursor]:
-        if epoch not in self._cursors:
-            knobs = self._knobs
-            made = [
-                make_cursor(
-                    knobs.names[d],
-                    counts,
-                    seed=knobs.seed,
-                    epoch=epoch,
-                    shuffle_shards=knobs.shuffle_shards[d],
-                    shuffle_within_shard=knobs.shuffle_within_shard[d],
-                    shuffle_block_size=knobs.shuffle_block_size[d],
-                    reshuffle_on_repeat=knobs.reshuffle_on_repeat[d],
-                )
-                for d, counts in enumerate(self._counts)
-            ]
-            kept = list(self._cursors.items())[1 - _KEPT_EPOCHS :]
-            self._cursors = {**dict(kept), epoch: made}
-            return made
-        return self._cursors[epoch]
 
     def _target(self, position: Position) -> dict[str, float]:
         name = position.era.active.tobytes()
@@ -387,23 +369,6 @@ class StaticMixtureWorkSource(WorkSource):
             )
         return self._eras.num_samples()
 
-    def _checked_indices(self, indices: Any) -> np.ndarray:
-        array = np.asarray(indices)
-        if array.dtype.kind not in "iu" and array.size:
-            raise TypeError(f"indices must be integers; got dtype {array.dtype}.")
-        array = array.astype(np.int64).reshape(-1)
-        if not array.size:
-            return array
-        if array.min() < 0:
-            if self._eras.endless:
-                raise IndexError(f"negative indices need an end to count from; got {array.min()}.")
-            array = np.where(array < 0, array + len(self), array)
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or self._eras.span_of_sample(high) is None:
-            bad = int(np.asarray(indices).min()) if low < 0 else high
-            raise IndexError(f"sample index {bad} is out of range for {len(self)} samples.")
-        return array
-
     def sample_ids_at(
         self, indices: Any, *, epoch: int = 0, read_config: MixtureReadConfig | None = None
     ) -> np.ndarray:
@@ -420,122 +385,11 @@ class StaticMixtureWorkSource(WorkSource):
         Raises:
           IndexError: If an index is out of range.
         """
-        wanted = self._checked_indices(indices)
-        if not wanted.size:
-            return np.zeros((0, 3), dtype=np.int64)
-        epoch = as_int(epoch, "epoch", 0)
         config = MixtureReadConfig() if read_config is None else read_config
-        chunks, slots = self._chunks_of(wanted)
-        first = int(chunks[0])
-        name = (epoch, config, first)
-        single = bool((chunks == first).all())
-        known = self._decoded  # read once: other threads may put another chunk there
-        if single and known is not None and known[0] == name:
-            return known[1][slots]
-        if single and self._asked == name:  # the second question about a chunk: decode it all
-            whole = np.arange(int(self._samples_in(first)))
-            decoded = self._gather(np.full(whole.size, first), whole, epoch, config)
-            self._decoded = (name, decoded)
-            return decoded[slots]
-        self._asked = name
-        return self._gather(chunks, slots, epoch, config)
-
-    def _chunks_of(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Chunk index and slot of samples: int64 (n,) each."""
-        chunks, slots = np.empty_like(wanted), np.empty_like(wanted)
-        todo = np.ones(wanted.shape, dtype=bool)
-        while todo.any():
-            span = self._eras.span_of_sample(int(wanted[todo][0]))
-            assert span is not None
-            inside = wanted - span.first_sample
-            mine = todo & (inside >= 0) & (inside < span.num_samples)
-            step, slots[mine] = np.divmod(inside[mine], self._knobs.chunk_size)
-            chunks[mine] = span.start.chunk_index + step
-            todo &= ~mine
-        return chunks, slots
-
-    def _samples_in(self, chunk_index: int) -> int:
-        drawn = self._eras.step(self._eras.seek(chunk_index))
-        assert drawn is not None
-        return int(drawn[0].sum())
-
-    def _gather(
-        self, chunks: np.ndarray, slots: np.ndarray, epoch: int, config: MixtureReadConfig
-    ) -> np.ndarray:
-        """Sample ids at slots of chunks, the cursors of all chunks asked at once."""
-        unique, inverse = np.unique(chunks, return_inverse=True)
-        positions = [self._eras.seek(g) for g in unique.tolist()]
-        steps = [self._eras.step(position) for position in positions]
-        counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
-        component = np.empty(slots.size, dtype=np.int64)
-        draw = np.empty(slots.size, dtype=np.int64)
-        order = np.argsort(inverse, kind="stable")
-        groups = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
-        for n, (position, mine) in enumerate(zip(positions, groups, strict=True)):
-            reading = self._reading(n, counts, position.chunk_index, epoch, config)
-            component[mine] = reading.component[slots[mine]]
-            before = np.cumsum(counts[n]) - counts[n]
-            inside = reading.source[slots[mine]] - before[component[mine]]
-            draw[mine] = position.drawn[component[mine]] + inside
-        out = np.empty((slots.size, 3), dtype=np.int64)
-        order = np.argsort(component, kind="stable")
-        drawn = np.bincount(component, minlength=len(self._counts))
-        parts = np.split(draw[order], np.cumsum(drawn)[:-1])
-        cursors = self._cursors_of(epoch)
-        out[order] = sample_ids([(cursors[d], d, parts[d]) for d in np.flatnonzero(drawn).tolist()])
-        return out
-
-    def _reading(
-        self, n: int, counts: np.ndarray, chunk_index: int, epoch: int, config: MixtureReadConfig
-    ) -> Reading:
-        seed = config.seed if config.seed is not None else self._knobs.seed
-        if epoch:
-            low, high = digest_words(2, "epoch", seed, epoch).tolist()
-            seed = low | high << 32
-        return read_order(
-            counts[n],
-            MixtureReadConfig(
-                mode=config.mode, shuffle_within_component=config.shuffle_within_component
-            ),
-            names=self._knobs.names,
-            seed=seed,
-            chunk_index=chunk_index,
-            slot=0,
-            num_lanes=1,
-            size=self._knobs.chunk_size,
-            upcoming=(lambda: counts[n : n + _AHEAD + 1]) if len(counts) > 1 else None,
-        )
+        return self._index.sample_ids(indices, as_int(epoch, "epoch", 0), config)
 
 
 def _rebuild(kind: type[StaticMixtureWorkSource], settings: dict[str, Any]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # said once, where the source was first made
         return kind(**settings)
-
-
-def _check_datasets(datasets: Any) -> tuple[Any, ...]:
-    """Datasets as a tuple with unique names; warns where two read the same place."""
-    if isinstance(datasets, (str, Mapping)) or not isinstance(datasets, Sequence):
-        raise TypeError(f"datasets must be a list of datasets; got {type(datasets).__name__}.")
-    if not datasets:
-        raise ValueError("datasets must hold at least one dataset; got an empty list.")
-    seen: dict[str, int] = {}
-    places: dict[str, str] = {}
-    for place, dataset in enumerate(datasets):
-        if not hasattr(dataset, "shard_counts") or not hasattr(dataset, "name"):
-            raise TypeError(f"datasets[{place}] must be a zx.Dataset; got {dataset!r}.")
-        if dataset.name in seen:
-            raise ValueError(
-                f"dataset names must be unique; datasets[{seen[dataset.name]}] and"
-                f" datasets[{place}] are both {dataset.name!r}."
-            )
-        seen[dataset.name] = place
-        location = getattr(dataset, "location", None)
-        if location is not None and location in places:
-            warnings.warn(
-                f"datasets {places[location]!r} and {dataset.name!r} read the same place,"
-                f" {location}: their samples will be seen more often than the weights say.",
-                stacklevel=3,
-            )
-        places.setdefault(location or dataset.name, dataset.name)
-    return tuple(datasets)

@@ -1,0 +1,173 @@
+"""Samples of a run by their index, without going through the chunks before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from zephon_jax.cursor import Cursor, make_cursor, sample_ids
+from zephon_jax.eras import Eras
+from zephon_jax.keys import digest_words
+from zephon_jax.knobs import Knobs
+from zephon_jax.reading import MixtureReadConfig, Reading, read_order
+
+__all__ = ["RunIndex"]
+
+_AHEAD = 32  # chunks of a question whose reading orders are computed together
+_KEPT_EPOCHS = 2
+
+
+class RunIndex:
+    """Finds samples by index. Immutable but for cursors and one decoded chunk that it keeps.
+
+    Args:
+      eras: Positions of the run.
+      knobs: The settings of the source.
+      counts: Shard counts of each dataset, int64 (num_shards,) each.
+    """
+
+    def __init__(self, eras: Eras, knobs: Knobs, counts: list[np.ndarray]):
+        self._eras, self._knobs, self._counts = eras, knobs, counts
+        self._cursors: dict[int, list[Cursor]] = {}
+        self._decoded: tuple[Any, np.ndarray] | None = None
+        self._asked: Any = None
+
+    def cursors(self, epoch: int) -> list[Cursor]:
+        """The datasets' cursors in an epoch, in component order."""
+        if epoch not in self._cursors:
+            knobs = self._knobs
+            made = [
+                make_cursor(
+                    knobs.names[d],
+                    counts,
+                    seed=knobs.seed,
+                    epoch=epoch,
+                    shuffle_shards=knobs.shuffle_shards[d],
+                    shuffle_within_shard=knobs.shuffle_within_shard[d],
+                    shuffle_block_size=knobs.shuffle_block_size[d],
+                    reshuffle_on_repeat=knobs.reshuffle_on_repeat[d],
+                )
+                for d, counts in enumerate(self._counts)
+            ]
+            kept = list(self._cursors.items())[1 - _KEPT_EPOCHS :]
+            self._cursors = {**dict(kept), epoch: made}
+            return made
+        return self._cursors[epoch]
+
+    def _checked_indices(self, indices: Any) -> np.ndarray:
+        array = np.asarray(indices)
+        if array.dtype.kind not in "iu" and array.size:
+            raise TypeError(f"indices must be integers; got dtype {array.dtype}.")
+        array = array.astype(np.int64).reshape(-1)
+        if not array.size:
+            return array
+        if array.min() < 0:
+            if self._eras.endless:
+                raise IndexError(f"negative indices need an end to count from; got {array.min()}.")
+            array = np.where(array < 0, array + self._eras.num_samples(), array)
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or self._eras.span_of_sample(high) is None:
+            bad = int(np.asarray(indices).min()) if low < 0 else high
+            raise IndexError(
+                f"sample index {bad} is out of range for {self._eras.num_samples()} samples."
+            )
+        return array
+
+    def sample_ids(self, indices: Any, epoch: int, config: MixtureReadConfig) -> np.ndarray:
+        """Returns the samples at places of the run: int64 (n, 3), in the order asked for.
+
+        Args:
+          indices: Integers of shape (n,); negative ones count from the end.
+          epoch: Which epoch's order.
+          config: How chunks are read.
+
+        Raises:
+          TypeError: If the indices are not integers.
+          IndexError: If one is out of range.
+        """
+        wanted = self._checked_indices(indices)
+        if not wanted.size:
+            return np.zeros((0, 3), dtype=np.int64)
+        chunks, slots = self._chunks_of(wanted)
+        first = int(chunks[0])
+        name = (epoch, config, first)
+        if not (chunks == first).all():
+            return self._gather(chunks, slots, epoch, config)
+        known = self._decoded  # read once: other threads may put another chunk there
+        if known is not None and known[0] == name:
+            return known[1][slots]
+        if self._asked != name:
+            self._asked = name
+            return self._gather(chunks, slots, epoch, config)
+        # The second question about one chunk: decode it all, for those that will follow.
+        whole = np.arange(self._samples_in(first))
+        decoded = self._gather(np.full(whole.size, first), whole, epoch, config)
+        self._decoded = (name, decoded)
+        return decoded[slots]
+
+    def _chunks_of(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Chunk index and slot of samples: int64 (n,) each."""
+        chunks, slots = np.empty_like(wanted), np.empty_like(wanted)
+        todo = np.ones(wanted.shape, dtype=bool)
+        while todo.any():
+            span = self._eras.span_of_sample(int(wanted[todo][0]))
+            assert span is not None
+            inside = wanted - span.first_sample
+            mine = todo & (inside >= 0) & (inside < span.num_samples)
+            step, slots[mine] = np.divmod(inside[mine], self._knobs.chunk_size)
+            chunks[mine] = span.start.chunk_index + step
+            todo &= ~mine
+        return chunks, slots
+
+    def _samples_in(self, chunk_index: int) -> int:
+        drawn = self._eras.step(self._eras.seek(chunk_index))
+        assert drawn is not None
+        return int(drawn[0].sum())
+
+    def _gather(
+        self, chunks: np.ndarray, slots: np.ndarray, epoch: int, config: MixtureReadConfig
+    ) -> np.ndarray:
+        """Sample ids at slots of chunks, the cursors of all chunks asked at once."""
+        unique, inverse = np.unique(chunks, return_inverse=True)
+        positions = [self._eras.seek(g) for g in unique.tolist()]
+        steps = [self._eras.step(position) for position in positions]
+        counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
+        component = np.empty(slots.size, dtype=np.int64)
+        draw = np.empty(slots.size, dtype=np.int64)
+        order = np.argsort(inverse, kind="stable")
+        groups = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
+        for n, (position, mine) in enumerate(zip(positions, groups, strict=True)):
+            reading = self._reading(n, counts, position.chunk_index, epoch, config)
+            component[mine] = reading.component[slots[mine]]
+            before = np.cumsum(counts[n]) - counts[n]
+            inside = reading.source[slots[mine]] - before[component[mine]]
+            draw[mine] = position.drawn[component[mine]] + inside
+        out = np.empty((slots.size, 3), dtype=np.int64)
+        order = np.argsort(component, kind="stable")
+        drawn = np.bincount(component, minlength=len(self._counts))
+        parts = np.split(draw[order], np.cumsum(drawn)[:-1])
+        cursors = self.cursors(epoch)
+        out[order] = sample_ids([(cursors[d], d, parts[d]) for d in np.flatnonzero(drawn).tolist()])
+        return out
+
+    def _reading(
+        self, n: int, counts: np.ndarray, chunk_index: int, epoch: int, config: MixtureReadConfig
+    ) -> Reading:
+        seed = config.seed if config.seed is not None else self._knobs.seed
+        if epoch:
+            low, high = digest_words(2, "epoch", seed, epoch).tolist()
+            seed = low | high << 32
+        return read_order(
+            counts[n],
+            MixtureReadConfig(
+                mode=config.mode, shuffle_within_component=config.shuffle_within_component
+            ),
+            names=self._knobs.names,
+            seed=seed,
+            chunk_index=chunk_index,
+            slot=0,
+            num_lanes=1,
+            size=self._knobs.chunk_size,
+            upcoming=(lambda: counts[n : n + _AHEAD]) if len(counts) > 1 else None,
+        )
