@@ -1,0 +1,26 @@
+"""Settings that every test shares: Hypothesis profiles, and slow campaigns only when asked for."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# No deadline: the first example of a shape pays for a compilation. In CI the examples are the same
+# in every run, so that a red build is about the change and not about the draw.
+settings.register_profile(
+    "default",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out slow campaigns unless -m asks for them; each has a short form that always runs."""
+    if config.option.markexpr:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
