@@ -1,0 +1,227 @@
+"""Slow oracles: the rules of the order, written once more from their description.
+
+Everything here is pure Python on exact fractions (NumPy only measures). It is slow and plain on
+purpose, shares no code with the package, and follows other roads where there are any: shares are
+fractions of a sample and not integers, positions are looked up and not computed.
+"""
+
+import bisect
+import math
+import random
+from fractions import Fraction
+
+import numpy as np
+
+MOST_UNITS = 2**29
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+# Weights
+
+
+def typed(value):
+    """The number that was typed: a float is its shortest decimal."""
+    return Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+
+
+def fractions(weights):
+    """Weights as exact shares of one."""
+    exact = [typed(weight) for weight in weights]
+    total = sum(exact)
+    return [weight / total for weight in exact]
+
+
+def round_to(total, amounts):
+    """Largest remainder: rounds amounts that sum to `total` down, then gives out what is left."""
+    floors = [math.floor(amount) for amount in amounts]
+    by_remainder = sorted(range(len(amounts)), key=lambda d: (floors[d] - amounts[d], d))
+    for d in by_remainder[: total - sum(floors)]:
+        floors[d] += 1
+    return floors
+
+
+def units(weights):
+    """Integer weights and the common denominator, 2^29 at most."""
+    shares = fractions(weights)
+    denominator = 1
+    for share in shares:
+        denominator = math.lcm(denominator, share.denominator)
+    if denominator <= MOST_UNITS:
+        return [int(share * denominator) for share in shares], denominator
+    rounded = round_to(MOST_UNITS, [share * MOST_UNITS for share in shares])
+    rounded = [
+        max(1, unit) if share > 0 else 0 for share, unit in zip(shares, rounded, strict=True)
+    ]
+    for _ in range(sum(rounded) - MOST_UNITS):
+        rounded[rounded.index(max(rounded))] -= 1
+    return rounded, MOST_UNITS
+
+
+def effective(weights):
+    """The shares that a schedule uses, as fractions: exact, or rounded to 2^29 units."""
+    numerators, denominator = units(weights)
+    return [Fraction(numerator, denominator) for numerator in numerators]
+
+
+# Quotas
+
+
+def quota_step(shares, chunk_size, carry):
+    """One chunk: quotas, and what is carried on, in samples."""
+    carry = [c + share * chunk_size for c, share in zip(carry, shares, strict=True)]
+    quotas = [math.trunc(c) for c in carry]
+    carry = [c - q for c, q in zip(carry, quotas, strict=True)]
+    missing = chunk_size - sum(quotas)
+    places = range(len(shares))
+    if missing > 0:
+        change = sorted(places, key=lambda d: (-carry[d], d))[:missing]
+        sign = 1
+    else:
+        change = [d for d in sorted(places, key=lambda d: (carry[d], d)) if quotas[d] > 0]
+        change = change[:-missing] if missing else []
+        sign = -1
+    for d in change:
+        quotas[d] += sign
+        carry[d] -= sign
+    assert sum(quotas) == chunk_size, "one slot each was not enough"
+    return quotas, carry
+
+
+def quota_run(shares, chunk_size, num_chunks, carry=None):
+    """Quotas of each chunk, and the last carry, in samples."""
+    carry = [Fraction(0)] * len(shares) if carry is None else carry
+    rows = []
+    for _ in range(num_chunks):
+        quotas, carry = quota_step(shares, chunk_size, carry)
+        rows.append(quotas)
+    return rows, carry
+
+
+def fixed_quotas(shares, chunk_size):
+    """One slot for each active component, the others by largest remainder."""
+    active = [d for d, share in enumerate(shares) if share > 0]
+    spare = chunk_size - len(active)
+    extra = round_to(spare, [share * spare for share in shares])
+    return [extra[d] + (d in active) for d in range(len(shares))]
+
+
+# Reading orders
+
+
+def round_robin(counts):
+    """Smooth weighted round robin by its definition, with deficits in samples."""
+    total = sum(counts)
+    emitted = [0] * len(counts)
+    order = []
+    for t in range(total):
+        best = None
+        for d, count in enumerate(counts):
+            if emitted[d] < count:
+                deficit = Fraction(count * max(1, t), total) - emitted[d]
+                if best is None or deficit > best[0]:
+                    best = deficit, d
+        order.append(best[1])
+        emitted[best[1]] += 1
+    return order
+
+
+def first_broken_slot(order, counts):
+    """The first slot of a round robin that breaks the rule, or None. For chunks of any size."""
+    counts = np.asarray(counts, np.int64)
+    total, k = int(counts.sum()), len(counts)
+    if len(order) != total:
+        return min(len(order), total)
+    rows = max(1, 2_000_000 // k)
+    emitted = np.zeros(k, np.int64)
+    for start in range(0, total, rows):
+        part = np.asarray(order[start : start + rows], np.int64)
+        hot = np.zeros((len(part), k), np.int64)
+        hot[np.arange(len(part)), part] = 1
+        before = emitted + np.cumsum(hot, axis=0) - hot
+        t = np.maximum(1, np.arange(start, start + len(part)))[:, None]
+        deficit = counts * t - before * total
+        deficit[before >= counts] = np.iinfo(np.int64).min
+        broken = np.flatnonzero(deficit.argmax(axis=1) != part)  # argmax takes the earlier
+        if len(broken):
+            return start + int(broken[0])
+        emitted = before[-1] + hot[-1]
+    return None
+
+
+def lattice(counts, slot, num_lanes):
+    """Lattice reading: where each slot falls among the cumulative counts."""
+    total = sum(counts)
+    ends, end = [], 0
+    for count in counts:
+        end += count
+        ends.append(end)
+    points = [j * GOLDEN % 2**64 for j in range(total)]
+    in_order = sorted(points)
+    shift = slot * total // num_lanes
+    ranks = (bisect.bisect_left(in_order, point) for point in points)
+    return [bisect.bisect_right(ends, (rank + shift) % total) for rank in ranks]
+
+
+# Measures
+
+
+def prefix_deviation(order, shares):
+    """How far any prefix is from its share, in slots, at worst: exact at the jumps.
+
+    Between two of its own slots a component only falls behind, so the extremes lie right before
+    and right after each of its slots, and at the end.
+    """
+    order = np.asarray(order)
+    shares = np.asarray(shares, np.float64)
+    size, k = len(order), len(shares)
+    place = np.argsort(order, kind="stable")
+    component = order[place]
+    counts = np.bincount(order, minlength=k)
+    had = np.arange(size) - (np.cumsum(counts) - counts)[component]
+    before = had - shares[component] * place
+    after = had + 1 - shares[component] * (place + 1)
+    end = counts - shares * size
+    return max(np.abs(before).max(), np.abs(after).max(), np.abs(end).max())
+
+
+def batch_deviation(orders, shares):
+    """How far any batch of one row a lane is from its mixture, in rows. `orders` is (L, C)."""
+    num_lanes, size = orders.shape
+    k = len(shares)
+    flat = orders.astype(np.int64) + np.arange(size) * k
+    counts = np.bincount(flat.ravel(), minlength=size * k).reshape(size, k)
+    return float(np.abs(counts - num_lanes * np.asarray(shares, np.float64)).max())
+
+
+# Drawn configurations
+
+
+KINDS = ("decimal", "wide", "small", "equal", "pareto", "fraction", "harmonic")
+
+
+def draw_weights(kind, k, seed, zeros=False):
+    """Weights of one kind, at least one of them positive."""
+    rng = random.Random(f"{kind} {k} {seed}")
+    if kind == "decimal":
+        weights = [round(rng.uniform(0.001, 1), rng.randint(1, 6)) or 0.1 for _ in range(k)]
+    elif kind == "wide":
+        weights = [10 ** rng.uniform(-9, 9) for _ in range(k)]
+    elif kind == "small":
+        weights = [rng.randint(1, 12) for _ in range(k)]
+    elif kind == "equal":
+        weights = [rng.choice([1, 1, 1, 1, 1, 7])] * k
+    elif kind == "pareto":
+        weights = [rng.paretovariate(0.7) for _ in range(k)]
+    elif kind == "fraction":
+        weights = [Fraction(rng.randint(1, 9), rng.randint(1, 9)) for _ in range(k)]
+    else:
+        weights = [Fraction(1, d + 1) for d in range(k)]
+    if zeros:
+        weights = [0 if rng.random() < 0.3 else weight for weight in weights]
+    return weights if any(weights) else [1, *weights[1:]]
+
+
+def draw_counts(kind, k, total, seed):
+    """Counts of `total` samples of k components, some of them perhaps 0."""
+    shares = fractions(draw_weights(kind, k, seed))
+    return round_to(total, [share * total for share in shares])
