@@ -250,3 +250,10 @@ def test_restore_does_not_walk(monkeypatch):
     walked["chunks"] = 0
     make().seek(103_457)
     assert walked["chunks"] > 3  # the count counts
+
+
+def test_state_says_where_it_is():
+    state = eight().seek(10**6, 3, 8)
+    assert state.chunk_index >= 10**6
+    assert state.samples_drawn.sum() == state.chunk_index * 16384
+    assert mixture([100] * 70, chunk_size=10).init().samples_drawn.shape == (0,)

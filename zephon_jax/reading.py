@@ -33,7 +33,8 @@ class MixtureReadConfig:
     Fields:
       mode: "smooth_weighted_round_robin" holds every prefix of a chunk to its mixture;
         "weighted_random" deals the slots at random, counts exact, another order in each chunk;
-        "lattice" also holds every batch of one row a lane to the mixture.
+        "lattice" also holds every batch of one row a lane to the mixture, within 1.5 rows where
+        `chunk_size` is at least 64 times the number of lanes.
       seed: For "weighted_random" and `shuffle_within_component`; the source's seed by default.
       shuffle_within_component: Deal the samples of each component in a random order instead of
         their stored one.

@@ -30,6 +30,19 @@ class MixtureState(NamedTuple):
     ledger: Any  # uint32 (2,), digest of carry and drawn above MAX_LISTED components, else (0,)
     config: Any  # uint32 (c,), one digest for each thing that fixes the order
 
+    @property
+    def chunk_index(self) -> int:
+        """Global index of the chunk up to which this lane has read; its next one is not before."""
+        return from_words(self.chunk)
+
+    @property
+    def samples_drawn(self) -> np.ndarray:
+        """Samples of each component in the chunks before, of all lanes: int64 (k,).
+
+        Empty above MAX_LISTED components.
+        """
+        return from_words(self.drawn)
+
 
 def to_words(value: Any) -> np.ndarray:
     """Splits integers in [0, 2^63) into low and high words: uint32 (..., 2)."""
