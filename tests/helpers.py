@@ -13,9 +13,7 @@ def mixture(sizes, weights=None, *, names=None, shards=None, **settings):
         for name, size in zip(names, sizes, strict=True)
     ]
     weights = [1] * len(sizes) if weights is None else weights
-    return zx.StaticMixtureWorkSource(
-        datasets, dict(zip(names, weights, strict=True)), **settings
-    )
+    return zx.StaticMixtureWorkSource(datasets, dict(zip(names, weights, strict=True)), **settings)
 
 
 def chunks_of(source, lane=0, num_lanes=1, *, state=None, limit=None):
