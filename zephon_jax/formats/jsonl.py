@@ -18,7 +18,7 @@ __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 
 _SCAN_BYTES = 1 << 24
 # Two wanted lines less than this far apart are fetched by one read.
-_GAP_BYTES = 1 << 14
+_GAP_BYTES = 1 << 12
 # One read never asks for more than this, which bounds the memory besides the records.
 _RUN_BYTES = 1 << 23
 
@@ -75,6 +75,9 @@ def _runs(first: np.ndarray, last: np.ndarray) -> list[tuple[int, int]]:
     cuts = np.flatnonzero(first[1:] - last[:-1] > _GAP_BYTES) + 1
     bounds = [0, *cuts.tolist(), len(first)]
     groups = []
+    span = last[np.array(bounds[1:]) - 1] - first[bounds[:-1]]
+    if span.max() <= _RUN_BYTES:
+        return list(itertools.pairwise(bounds))
     for begin, end in itertools.pairwise(bounds):
         while begin < end:
             limit = int(first[begin]) + _RUN_BYTES
