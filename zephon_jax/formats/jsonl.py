@@ -18,7 +18,7 @@ __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 
 _SCAN_BYTES = 1 << 24
 # Two wanted lines less than this far apart are fetched by one read.
-_GAP_BYTES = 1 << 12
+_GAP_BYTES = 1 << 14
 # One read never asks for more than this, which bounds the memory besides the records.
 _RUN_BYTES = 1 << 23
 
