@@ -3,6 +3,7 @@
 Schedules need NumPy alone: what rests on Grain is imported when it is first named.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from zephon_jax import lanes, lattice, permutation, quota, swrr
@@ -18,10 +19,13 @@ from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.weights import MixtureSpec
 
 if TYPE_CHECKING:
+    from zephon_jax.elastic import ElasticIterDataset, LaneError
     from zephon_jax.grain_datasets import LaneIterDataset, MixtureMapDataset
 
 __all__ = [
     "Dataset",
+    "ElasticIterDataset",
+    "LaneError",
     "LaneIterDataset",
     "LaneShell",
     "MixtureMapDataset",
@@ -45,14 +49,17 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_ON_GRAIN = {"LaneIterDataset", "MixtureMapDataset"}
+_ON_GRAIN = {  # name: the module that has it
+    "ElasticIterDataset": "elastic",
+    "LaneError": "elastic",
+    "LaneIterDataset": "grain_datasets",
+    "MixtureMapDataset": "grain_datasets",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_GRAIN:
-        from zephon_jax import grain_datasets
-
-        return getattr(grain_datasets, name)
+        return getattr(importlib.import_module(f"zephon_jax.{_ON_GRAIN[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,0 +1,559 @@
+"""Elastic lanes in one process: hosts are datasets side by side, as they are on one mesh."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import grain
+import jax
+import numpy as np
+import pytest
+from grain.experimental import assert_equal_output_after_checkpoint
+from helpers import mixture
+
+import zephon_jax as zx
+from zephon_jax import _compat
+
+
+def readable(sizes=(48, 80, 32), weights=None, **settings):
+    """A source over datasets in memory: record n of dataset d is 1000 * d + n."""
+    datasets = [
+        zx.Dataset.from_source(f"d{d}", [1000 * d + n for n in range(size)])
+        for d, size in enumerate(sizes)
+    ]
+    settings = {"chunk_size": 5, "shuffle_block_size": "auto", **settings}
+    weights = sizes if weights is None else weights
+    mix = {dataset.name: w for dataset, w in zip(datasets, weights, strict=True)}
+    return zx.StaticMixtureWorkSource(datasets, mix, **settings)
+
+
+def rows(lane):
+    return lane.map(lambda e: {"x": np.int32(e["data"]), "sample_id": e["sample_id"]})
+
+
+def filtered(lane):
+    return rows(lane.filter(lambda e: e["data"] % 3 != 0))
+
+
+def first_fit(lane):
+    lane = lane.map(lambda e: {"x": np.full(e["data"] % 5 + 1, e["data"], np.int32)})
+    return grain.experimental.FirstFitPackIterDataset(
+        lane, length_struct={"x": 12}, num_packing_bins=3, shuffle_bins=False
+    )
+
+
+def concat_split(lane):
+    lane = lane.map(lambda e: {"x": np.full(e["data"] % 5 + 1, e["data"], np.int32)})
+    return grain.experimental.ConcatThenSplitIterDataset(lane, length_struct={"x": 8})
+
+
+def noisy(lane):
+    return rows(lane).random_map(lambda e, rng: {**e, "noise": rng.integers(1 << 30)})
+
+
+def batched(lane):
+    return rows(lane).batch(3)
+
+
+PIPELINES = {
+    "map": (rows, "schedule"),
+    "filter": (filtered, "unknown"),
+    "first fit": (first_fit, "unknown"),
+    "concat then split": (concat_split, "unknown"),
+    "random map": (noisy, "schedule"),
+    "batches": (batched, "schedule"),
+}
+
+
+def hosts(source, num_lanes, pipeline, count, **settings):
+    return [
+        zx.ElasticIterDataset(
+            source, num_lanes, pipeline, process_index=h, process_count=count, **settings
+        )
+        for h in range(count)
+    ]
+
+
+def join(parts):
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def in_step(iterators, limit=None):
+    """Global batches of hosts side by side; all end when one does."""
+    found = []
+    while limit is None or len(found) < limit:
+        parts = [next(iterator, None) for iterator in iterators]
+        if any(part is None for part in parts):
+            break
+        found.append(join(parts))
+    return found
+
+
+def merged(iterators):
+    """The states of all hosts as one, through JSON."""
+    states = [json.loads(json.dumps(iterator.get_state())) for iterator in iterators]
+    lanes = {lane: one for state in states for lane, one in state["lanes"].items()}
+    return {**states[0], "lanes": lanes}
+
+
+def assert_same(batches, expected):
+    assert len(batches) == len(expected)
+    for batch, other in zip(batches, expected, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, batch, other)
+
+
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_global_batches_are_the_same_for_all_host_counts(kind):
+    pipeline, lengths = PIPELINES[kind]
+    settings = {"global_batch_size": 8, "lengths": lengths}
+    source = readable()
+    expected = in_step([iter(d) for d in hosts(source, 4, pipeline, 1, **settings)])
+    assert len(expected) >= 5
+    for count in (2, 4):
+        iterators = [iter(d) for d in hosts(source, 4, pipeline, count, **settings)]
+        assert_same(in_step(iterators), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_any_host_count_restores_a_state_of_any_other(kind):
+    pipeline, lengths = PIPELINES[kind]
+    settings = {"global_batch_size": 4, "lengths": lengths}
+    source = readable()
+    expected = in_step([iter(d) for d in hosts(source, 4, pipeline, 1, **settings)])
+    for step in range(0, len(expected) + 1, 3):
+        before, after = ((1, 4), (4, 2), (2, 1))[step % 3]
+        saved = [iter(d) for d in hosts(source, 4, pipeline, before, **settings)]
+        assert_same(in_step(saved, step), expected[:step])
+        state = merged(saved)
+        restored = [iter(d) for d in hosts(source, 4, pipeline, after, **settings)]
+        for iterator in restored:
+            iterator.set_state(state)
+        assert_same(in_step(restored), expected[step:])
+
+
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_grains_own_checkpoint_test(kind):
+    pipeline, lengths = PIPELINES[kind]
+    [dataset] = hosts(readable(), 4, pipeline, 1, global_batch_size=4, lengths=lengths)
+    assert_equal_output_after_checkpoint(dataset)
+
+
+def test_state_describes_the_last_batch_handed_out():
+    [dataset] = hosts(readable(), 4, rows, 1)
+    iterator = iter(dataset)
+    states, batches = [iterator.get_state()], []
+    for batch in iterator:
+        batches.append(batch)
+        states.append(iterator.get_state())
+    assert [state["step"] for state in states] == list(range(len(batches) + 1))
+    for state, step in ((states[0], 0), (states[7], 7), (states[-1], len(batches))):
+        iterator.set_state(json.loads(json.dumps(state)))
+        assert_same(list(iterator), batches[step:])
+    assert next(iterator, None) is None
+    assert next(iterator, None) is None
+
+
+def test_state_is_small_plain_and_of_constant_shape():
+    iterator = iter(hosts(readable(), 4, rows, 1)[0])
+    shapes = set()
+    for _ in range(20):
+        state = iterator.get_state()
+        shapes.add(str(jax.tree.map(lambda leaf: type(leaf).__name__, state)))
+        assert len(json.dumps(state)) <= 4 * 1024
+        assert not {"worker", "thread", "host", "process"} & set(json.dumps(state).split('"'))
+        next(iterator)
+    assert len(shapes) == 1
+
+
+def test_threads_change_nothing():
+    source = readable()
+    expected = list(hosts(source, 4, noisy, 1)[0])
+    for threads in (1, 2, 3, 4):
+        dataset = hosts(source, 4, noisy, 1, num_threads=threads, prefetch=threads)[0]
+        assert_same(list(dataset), expected)
+
+
+def test_random_transforms_differ_between_lanes():
+    [dataset] = hosts(readable(), 4, noisy, 1)
+    noise = np.stack([batch["noise"] for batch in dataset], axis=1)
+    assert len(np.unique(noise)) == noise.size
+    again = zx.ElasticIterDataset(readable(seed=7), 4, noisy, process_index=0, process_count=1)
+    assert next(iter(again))["noise"].tolist() != noise[:, 0].tolist()
+
+
+def test_batch_ramp_and_microbatches():
+    source = readable()
+    sizes = [4, 8, 4, 12, 20]
+    [ramp] = hosts(source, 4, rows, 1, global_batch_size=lambda step: sizes[step % 5])
+    iterator = iter(ramp)
+    batches = in_step([iterator], 5)
+    assert [len(batch["x"]) for batch in batches] == sizes
+    one = list(hosts(source, 4, rows, 1)[0])
+    for lane in range(4):
+        got = [x for b, n in zip(batches, sizes, strict=True)
+               for x in b["x"].reshape(4, n // 4)[lane]]  # fmt: skip
+        assert got == [batch["x"][lane] for batch in one[: len(got)]]
+    # Lane states are the same whatever the steps were: other batch sizes go on from them.
+    other = iter(hosts(source, 4, rows, 1, global_batch_size=8)[0])
+    other.set_state(iterator.get_state())
+    assert_same([next(other)], [_paired(one[12], one[13])])
+
+
+def _paired(a, b):
+    return jax.tree.map(lambda x, y: np.stack([x, y], axis=1).reshape(-1, *x.shape[1:]), a, b)
+
+
+def test_a_packer_gets_its_tuples_back():
+    """Grain's concat-then-split takes [-1, -1], what JSON makes of (-1, -1), for a remainder."""
+    [dataset] = hosts(readable(), 4, concat_split, 1, lengths="unknown")
+    expected = list(dataset)
+    iterator = iter(dataset)
+    state = json.loads(json.dumps(iterator.get_state()))
+    iterator.set_state(state)
+    assert_same(list(iterator), expected)
+
+
+@pytest.mark.parametrize("kind", ["map", "random map", "batches"])
+def test_seek(kind):
+    pipeline, _ = PIPELINES[kind]
+    [dataset] = hosts(readable(), 4, pipeline, 1, global_batch_size=8)
+    expected = list(dataset)
+    iterator = iter(dataset)
+    for step in (5, 0, 1, len(expected) - 1, len(expected)):
+        iterator.seek(step)
+        assert iterator.get_state()["step"] == step
+        assert_same(list(iterator), expected[step:])
+    grain.experimental.set_next_index(iterator, 3)
+    assert grain.experimental.get_next_index(iterator) == 3
+    assert_same(list(iterator), expected[3:])
+
+
+def test_seek_crosses_short_chunks():
+    source = readable((37, 81, 20), (1, 1, 1), exhausted_policy="redistribute", chunk_size=7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        [dataset] = hosts(source, 2, rows, 1)
+    expected = list(dataset)
+    for step in range(0, len(expected), 5):
+        iterator = iter(dataset)
+        iterator.seek(step)
+        assert_same(list(iterator), expected[step:])
+
+
+def test_only_one_to_one_pipelines_seek():
+    [dataset] = hosts(readable(), 4, filtered, 1, lengths="unknown")
+    with pytest.raises(ValueError, match="one row for each sample"):
+        iter(dataset).seek(3)
+    wrong = iter(hosts(readable(), 4, filtered, 1)[0])
+    with pytest.raises(ValueError, match="element by its number"):
+        wrong.seek(3)
+
+
+# Ends
+
+
+def test_schedule_refuses_pipelines_that_are_not_one_to_one():
+    with pytest.raises(ValueError, match="lengths='unknown'"):
+        list(hosts(readable(), 4, filtered, 1)[0])
+
+
+def test_padding_delivers_everything():
+    source = readable((50, 33), chunk_size=10)
+    one = [e["sample_id"].tolist() for n in range(4) for e in zx.LaneIterDataset(source, n, 4)]
+    for lengths in ("schedule", "unknown"):
+        for count in (1, 2, 4):
+            datasets = hosts(source, 4, rows, count, pad=True, global_batch_size=12,
+                             lengths=lengths)  # fmt: skip
+            runs = [list(dataset) for dataset in datasets]
+            if lengths == "schedule":
+                assert len({len(run) for run in runs}) == 1
+            got = []
+            for run in runs:
+                for batch in run:
+                    mask = batch["row_mask"]
+                    assert mask.dtype == bool
+                    assert mask.shape == (12 // count,)
+                    got += batch["sample_id"][mask].tolist()
+                    assert not batch["sample_id"][~mask].any()
+            assert sorted(got) == sorted(one)
+
+
+def test_padding_resumes_among_masked_steps():
+    source = readable((50, 33), chunk_size=10)
+    settings = {"pad": True, "global_batch_size": 4}
+    expected = list(hosts(source, 4, rows, 1, **settings)[0])
+    step = len(expected) - 4
+    assert not expected[step]["row_mask"].all()
+    iterator = iter(hosts(source, 4, rows, 1, **settings)[0])
+    in_step([iterator], step + 1)
+    again = [iter(d) for d in hosts(source, 4, rows, 2, **settings)]
+    for one in again:
+        one.set_state(iterator.get_state())
+    assert_same(in_step(again), expected[step + 1 :])
+
+
+def test_uneven_ends_are_announced():
+    with pytest.warns(UserWarning, match=r"stay undelivered.*chunk_size = \d+") as caught:
+        hosts(readable((1000,), chunk_size=300), 3, rows, 1)
+    advice = int(str(caught[0].message).split("chunk_size = ")[1].split()[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hosts(readable((1000,), chunk_size=advice), 3, rows, 1)
+    with pytest.raises(ValueError, match=r"lanes \[.*get no chunk.*chunk_size = \d+"):
+        hosts(readable((40,), chunk_size=30), 4, rows, 1)
+
+
+def test_schedules_need_chunks_of_known_size():
+    class Unsized(zx.WorkSource):
+        inner = readable()
+
+        def init(self, lane=0, num_lanes=1):
+            return self.inner.init(lane, num_lanes)
+
+        def next_chunk(self, state):
+            return self.inner.next_chunk(state)
+
+        def component_ids(self):
+            return self.inner.component_ids()
+
+        @property
+        def datasets_by_id(self):
+            return self.inner.datasets_by_id
+
+    with pytest.raises(ValueError, match="chunk_size_hint"):
+        hosts(Unsized(), 4, rows, 1)
+    assert len(list(hosts(Unsized(), 4, rows, 1, lengths="unknown")[0])) == 40
+
+
+# Bad input
+
+
+def test_host_counts_that_do_not_divide_the_lanes():
+    with pytest.raises(ValueError, match=r"must divide num_lanes = 12; got 5.*1, 2, 3, 4, 6, 12"):
+        zx.ElasticIterDataset(readable(), 12, rows, process_index=0, process_count=5)
+    with pytest.raises(ValueError, match="multiple of num_lanes = 4; got 6"):
+        hosts(readable(), 4, rows, 1, global_batch_size=6)
+    with pytest.raises(ValueError, match="lengths must be one of"):
+        hosts(readable(), 4, rows, 1, lengths="guess")
+
+
+def test_foreign_states_are_refused_and_change_nothing():
+    [dataset] = hosts(readable(), 4, rows, 1)
+    iterator = iter(dataset)
+    expected = list(dataset)
+    assert_same(in_step([iterator], 4), expected[:4])
+    good = iterator.get_state()
+    less = {**good, "lanes": {k: v for k, v in good["lanes"].items() if k != "2"}}
+    swapped = {**good, "lanes": {**good["lanes"], "1": good["lanes"]["2"]}}
+    packed = iter(hosts(readable(), 4, first_fit, 1, lengths="unknown")[0]).get_state()
+    for bad, text in (
+        (less, r"lacks lanes \[2\]"),
+        (swapped, "lane 1: .*lane 2 of 4; this is lane 1 of 4"),
+        (iter(hosts(readable(), 2, rows, 1)[0]).get_state(), "of 2 lanes; this run has 4"),
+        (iter(hosts(readable(seed=1), 4, rows, 1)[0]).get_state(), "other seed"),
+        ({**good, "spec": "['y']:int32[]"}, "pipeline that yields"),
+        (packed, "lane 0: the state does not fit the pipeline"),
+        ({**good, "version": 99}, "version 99"),
+        ({"lanes": {}}, "not the state"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            iterator.set_state(bad)
+    assert iterator.get_state() == good
+    assert_same(list(iterator), expected[4:])
+
+
+def test_another_pipeline_is_refused_at_its_first_batch():
+    state = hosts(readable(), 4, rows, 1)[0]
+    iterator = iter(state)
+    next(iterator)
+    other = iter(hosts(readable(), 4, lambda lane: lane.map(lambda e: {"y": e["data"]}), 1)[0])
+    other.set_state(iterator.get_state())
+    with pytest.raises(ValueError, match="rows of another kind"):
+        next(other)
+
+
+def test_an_error_names_its_lane_chunk_and_sample():
+    broken = {"on": True}
+
+    def fragile(e):
+        if broken["on"] and e["data"] == 1042:
+            raise KeyError("no such token")
+        return {"x": np.int32(e["data"])}
+
+    source = readable()
+    expected = list(hosts(source, 4, lambda lane: lane.map(lambda e: {"x": np.int32(e["data"])}),
+                          1)[0])  # fmt: skip
+    for pipeline in (
+        lambda lane: lane.map(fragile),
+        lambda lane: grain.experimental.ThreadPrefetchIterDataset(
+            lane.map(fragile), prefetch_buffer_size=2
+        ),
+    ):
+        broken["on"] = True
+        iterator, got = iter(hosts(source, 4, pipeline, 1)[0]), []
+        with pytest.raises(zx.LaneError, match="no such token") as caught:
+            got.extend(iterator)
+        error = caught.value
+        assert error.sample_id == (1, 0, 42)
+        lane = next(n for b in expected for n, x in enumerate(b["x"]) if x == 1042)
+        assert error.lane == lane
+        chunk, _ = source.next_chunk(source.seek(error.chunk_index))
+        assert [1, 0, 42] in chunk.components["d1"].tolist()
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert state["step"] == len(got)
+        broken["on"] = False
+        again = [iter(d) for d in hosts(source, 4, pipeline, 2)]
+        for one in again:
+            one.set_state(state)
+        assert_same(got + in_step(again), expected)
+        assert_same(got + list(iterator), expected)
+
+
+def test_rows_of_unlike_shapes_are_refused():
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(lambda e: np.zeros(e["data"] % 7)), 1)
+    with pytest.raises(zx.LaneError, match="one shape and dtype"):
+        list(dataset)
+
+
+def test_text_and_bytes_keep_every_byte():
+    datasets = [zx.Dataset.from_source("b", [bytes([n, 0, 0]) for n in range(16)])]
+    source = zx.StaticMixtureWorkSource(datasets, {"b": 1}, chunk_size=4)
+    got = [x for batch in hosts(source, 4, lambda lane: lane, 1)[0] for x in batch["data"]]
+    assert sorted(got) == [bytes([n, 0, 0]) for n in range(16)]
+
+
+# Grain's private names
+
+
+def test_batches_are_found():
+    lane = zx.LaneIterDataset(readable())
+    assert _compat.batching_of(lane) is None
+    assert _compat.batching_of(rows(lane).batch(3)) == (3, False)
+    assert _compat.batching_of(rows(lane).batch(3, drop_remainder=True).map(lambda b: b)) == (
+        3,
+        True,
+    )
+    rebatched = grain.experimental.RebatchIterDataset(lane.batch(3), batch_size=4)
+    assert _compat.batching_of(rebatched) == (4, False)
+    assert _compat.batching_of(first_fit(lane)) is None
+    assert _compat.batching_of(concat_split(lane)) is None
+    assert _compat.distributed_client() is None
+
+
+# Cases that went wrong for people with other loaders
+
+
+def ids_of(batches):
+    return [tuple(row) for batch in batches for row in batch["sample_id"].tolist()]
+
+
+def test_ranks_get_different_data():
+    """HF datasets#7868: all ranks got the same data."""
+    parts = [list(d) for d in hosts(readable((32,), chunk_size=8), 4, rows, 4)]
+    assert [len(part) for part in parts] == [8] * 4
+    each = [{sample[2] for sample in ids_of(part)} for part in parts]
+    assert sum(map(len, each)) == 32
+    assert set().union(*each) == set(range(32))
+
+
+@pytest.mark.filterwarnings("ignore:8 of 360 samples")
+def test_few_shards_starve_nobody():
+    """HF datasets#8669: workers starved when a source had few shards."""
+    datasets = [
+        zx.Dataset.from_source(f"s{n}", list(range(size))) for n, size in enumerate((10, 100, 250))
+    ]
+    mix = {"s0": 10, "s1": 100, "s2": 250}
+    source = zx.StaticMixtureWorkSource(datasets, mix, chunk_size=45)
+    for count in (1, 2, 4, 8):
+        runs = [list(d) for d in hosts(source, 8, rows, count, global_batch_size=16)]
+        assert {len(run) for run in runs} == {22}
+        assert {len(b["x"]) for run in runs for b in run} == {16 // count}
+
+
+def test_lanes_read_different_streams():
+    """webdataset#242: all workers drew one stream."""
+    source = readable((64,), chunk_size=16)
+    batches = list(hosts(source, 4, rows, 1, global_batch_size=8)[0])
+    assert [len(set(ids_of([batch]))) for batch in batches] == [8] * 8
+    assert {sample[2] for sample in ids_of(batches)} == set(range(64))
+
+
+def test_more_hosts_than_files():
+    """maxtext PR#4335: more hosts than files always raised."""
+    with_shards = zx.StaticMixtureWorkSource(
+        [zx.Dataset.from_source(f"f{n}", list(range(size))) for n, size in enumerate((30, 30, 20))],
+        {"f0": 30, "f1": 30, "f2": 20}, chunk_size=1, exhausted_policy="redistribute",
+    )  # fmt: skip
+    runs = [list(d) for d in hosts(with_shards, 8, rows, 8)]
+    assert [len(ids_of(run)) for run in runs] == [10] * 8
+    assert len({sample for run in runs for sample in ids_of(run)}) == 80
+
+
+def test_another_number_of_hosts_after_a_resume():
+    """litData#316, #331: another topology after a resume; later epochs began in the middle."""
+    source = readable((100,), chunk_size=5, stop_after_passes=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = in_step([iter(d) for d in hosts(source, 8, rows, 1)])
+    assert len(expected) == 25
+    four = [iter(d) for d in hosts(source, 8, rows, 4)]
+    assert_same(in_step(four, 5), expected[:5])
+    state = merged(four)
+    for count in (2, 8):
+        restored = [iter(d) for d in hosts(source, 8, rows, count)]
+        for one in restored:
+            one.set_state(state)
+        assert_same(in_step(restored), expected[5:])
+    every = sorted(sample[2] for sample in ids_of(expected))
+    assert every == sorted([*range(100), *range(100)])
+
+
+# Lattice reading across 64 lanes
+
+
+def worst_batch(weights, *, num_lanes=64, chunks=2):
+    size = 64 * num_lanes
+    source = mixture([10**6] * len(weights), weights, chunk_size=size, exhausted_policy="repeat")
+    shares = np.asarray([float(w) for w in weights]) / float(sum(weights))
+    config = zx.MixtureReadConfig(mode="lattice")
+    orders = []
+    for lane in range(num_lanes):
+        state, parts = source.init(lane, num_lanes), []
+        for _ in range(chunks):
+            chunk, state = source.next_chunk(state)
+            parts.append(chunk.order(config)[0])
+        orders.append(np.concatenate(parts))
+    steps = np.stack(orders, axis=1)
+    counts = np.stack([(steps == d).sum(axis=1) for d in range(len(weights))], axis=1)
+    return np.abs(counts - num_lanes * shares).max()
+
+
+MIXTURES = [
+    (0.9, 0.1),
+    (0.5, 0.25, 0.125, 0.0625, 0.04, 0.01, 0.01, 0.0025),
+    (1, 1, 1),
+    (840, 420, 280, 210, 168, 140, 120, 105),
+]
+
+
+@pytest.mark.parametrize("weights", MIXTURES)
+def test_every_global_batch_is_near_its_mixture(weights):
+    assert worst_batch(weights) <= 1.5
+
+
+def test_drawn_mixtures_are_near_in_every_global_batch():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        weights = (rng.pareto(1.2, rng.integers(2, 33)) + 0.05).round(4).tolist()
+        assert worst_batch(weights, chunks=1) <= 1.5
+
+
+def test_the_elastic_layer_reads_by_lattice():
+    source = readable((4096,) * 3, (0.5, 0.3, 0.2), chunk_size=1024, exhausted_policy="repeat")
+    batches = in_step([iter(hosts(source, 16, rows, 1)[0])], 1500)
+    counts = np.stack([np.bincount(b["sample_id"][:, 0], minlength=3) for b in batches])
+    assert np.abs(counts - 16 * np.asarray([0.5, 0.3, 0.2])).max() <= 1.5

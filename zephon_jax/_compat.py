@@ -1,0 +1,66 @@
+"""Names of Grain and JAX that are private or experimental, in one place, each with a contract test.
+
+Nothing else in the package looks behind their public interface.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import grain
+
+__all__ = ["Batching", "batching_of", "distributed_client", "set_next_index"]
+
+# Datasets that join elements into batches, and those that hand out rows of their own again.
+_BATCHES = ("BatchIterDataset", "BatchMapDataset", "RebatchIterDataset")
+_ROWS = (
+    "BestFitPackIterDataset", "ConcatThenSplitIterDataset", "FirstFitPackIterDataset",
+    "FlatMapIterDataset", "FlatMapMapDataset",
+)  # fmt: skip
+
+
+class Batching(NamedTuple):
+    """How a pipeline batches."""
+
+    size: int  # elements in a batch
+    drops: bool  # True where a batch that is not full is left out
+
+
+def batching_of(dataset: Any) -> Batching | None:
+    """Finds out whether a Grain dataset yields batches: the last transformation that decides.
+
+    Returns:
+      The batches' size, or None where the elements are rows.
+    """
+    while True:
+        name = type(dataset).__name__
+        if name in _ROWS:
+            return None
+        if name in _BATCHES:
+            return Batching(int(dataset._batch_size), bool(dataset._drop_remainder))
+        parents = getattr(dataset, "parents", ())
+        if len(parents) != 1:
+            return None
+        dataset = parents[0]
+
+
+def set_next_index(iterator: Any, index: int) -> None:
+    """Moves a Grain iterator to an element by its number.
+
+    Raises:
+      ValueError: If the pipeline cannot tell where that is: it filters, packs or batches unevenly.
+    """
+    try:
+        grain.experimental.set_next_index(iterator, index)
+    except (NotImplementedError, AttributeError) as error:
+        raise ValueError(
+            f"the pipeline cannot go to an element by its number: {error or type(error).__name__}."
+            " Only pipelines with one element out for each one in can; restore a state instead."
+        ) from None
+
+
+def distributed_client() -> Any:
+    """The client of `jax.distributed`, or None where it was not started."""
+    from jax._src import distributed
+
+    return distributed.global_state.client

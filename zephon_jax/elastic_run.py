@@ -1,0 +1,236 @@
+"""Steps of many lanes made ahead of need, on a thread of their own."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from zephon_jax.lane_rows import LaneRows, Part, join_parts, take_part
+from zephon_jax.rows import Columns, columns_of, masked, spec_of, tree_of
+
+__all__ = ["Engine", "Place", "Rules", "Run", "Step", "ThreadEngine", "make_batch"]
+
+
+class Place(NamedTuple):
+    """Where a run of lanes stands."""
+
+    step: int  # global batches handed out
+    rows: int  # rows that each lane has given, masked ones included
+    states: list[Any]  # of each lane
+    spec: str  # leaves of a row; empty before the first
+
+
+class Step(NamedTuple):
+    """One batch of this host and the place after it."""
+
+    batch: Any
+    place: Place
+
+
+class Rules(NamedTuple):
+    """How many rows a step takes, and when all lanes end."""
+
+    rows_of: Callable[[int], int]  # step -> rows from each lane
+    pad: bool
+    lengths: np.ndarray | None  # int64 (num_lanes,), samples of all lanes; None where not known
+    owned: tuple[int, ...]
+    shortest: int | None  # rows of the shortest lane, None where not known
+    longest: int | None
+
+
+class Engine(Protocol):
+    """Runs lanes, in threads or in processes."""
+
+    def go_to(self, states: Sequence[Any]) -> None:
+        """Puts each lane at a state."""
+        ...
+
+    def take(self, num_rows_each: int) -> Part:
+        """Takes rows from each lane."""
+        ...
+
+    def close(self) -> None:
+        """Ends threads and processes."""
+        ...
+
+
+class ThreadEngine:
+    """Lanes in threads of this process, each with a contiguous share of them."""
+
+    def __init__(self, lanes: Sequence[LaneRows], num_threads: int):
+        self._lanes = list(lanes)
+        bounds = np.linspace(0, len(lanes), max(1, min(num_threads, len(lanes))) + 1).astype(int)
+        self._groups = [self._lanes[a:b] for a, b in itertools.pairwise(bounds)]
+        self._pool: ThreadPoolExecutor | None = None
+
+    def go_to(self, states: Sequence[Any]) -> None:
+        """Puts each lane at a state."""
+        for lane, state in zip(self._lanes, states, strict=True):
+            lane.set_state(state)
+
+    def take(self, num_rows_each: int) -> Part:
+        """Takes rows from each lane; one share of them on the calling thread."""
+        if len(self._groups) == 1:
+            return take_part(self._groups[0], num_rows_each)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(len(self._groups) - 1, thread_name_prefix="zephon_jax")
+        others = [self._pool.submit(take_part, g, num_rows_each) for g in self._groups[1:]]
+        try:
+            first = take_part(self._groups[0], num_rows_each)
+        finally:
+            # Lanes must not be touched while a thread is still at them.
+            errors = [future.exception() for future in others]
+        for error in errors:
+            if error is not None:
+                raise error
+        return join_parts([first, *(future.result() for future in others)])
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            self._pool = None
+
+
+def _expected(rules: Rules, rows: int, each: int) -> list[int] | None:
+    """Rows that each owned lane must give next, where the schedule says so."""
+    if rules.lengths is None:
+        return None
+    left = rules.lengths[list(rules.owned)] - rows
+    return np.clip(left, 0, each).tolist()
+
+
+def _check_counts(rules: Rules, counts: list[int], rows: int, each: int) -> None:
+    expected = _expected(rules, rows, each)
+    if expected is None or expected == counts:
+        return
+    n = next(i for i, (a, b) in enumerate(zip(counts, expected, strict=True)) if a != b)
+    raise ValueError(
+        f"lane {rules.owned[n]} gave {rows + counts[n]} rows so far where its chunks hold"
+        f" {rows + expected[n]}: the pipeline does not yield one row for each sample. Use"
+        " lengths='unknown' for pipelines that filter, pack or repeat."
+    )
+
+
+def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -> Step | None:
+    """Makes the step after a place, or None at the end. `like` keeps a row's kind for masked ones.
+
+    Raises:
+      LaneError: If a lane's pipeline raises.
+      ValueError: If the pipeline is not what `lengths` says, or not the one of the checkpoint.
+    """
+    each = rules.rows_of(place.step)
+    if not rules.pad and rules.shortest is not None and place.rows + each > rules.shortest:
+        return None
+    if rules.pad and rules.longest is not None and place.rows >= rules.longest:
+        return None
+    part = engine.take(each)
+    short = any(count < each for count in part.counts)
+    if rules.pad or not short:
+        _check_counts(rules, part.counts, place.rows, each)
+    if short and not rules.pad:
+        if rules.shortest is not None:
+            _check_counts(rules, part.counts, place.rows, each)
+        return None
+    if part.columns is None and rules.longest is None:
+        return None
+    spec = place.spec
+    if part.columns is not None:
+        spec = _checked_spec(part.columns, place.spec)
+        if not like:
+            like.append(Columns(part.columns.tree, [leaf[:1] for leaf in part.columns.leaves]))
+    batch = make_batch(part, rules, each, like, spec)
+    return Step(batch, Place(place.step + 1, place.rows + each, part.states, spec))
+
+
+def _checked_spec(columns: Columns, before: str) -> str:
+    spec = spec_of(columns)
+    if before and spec != before:
+        raise ValueError(
+            f"the pipeline yields rows of another kind: they were {before} and are {spec}. Restore"
+            " with the pipeline that the state was saved with."
+        )
+    return spec
+
+
+def make_batch(part: Part, rules: Rules, each: int, like: list[Columns], spec: str) -> Any:
+    """The batch of a part, with masked rows where lanes gave fewer.
+
+    Raises:
+      ValueError: If there is no row to tell what masked ones look like.
+    """
+    if not rules.pad:
+        assert part.columns is not None
+        return tree_of(part.columns)
+    if not like and (known := columns_of(spec)) is not None:
+        like.append(known)
+    if not like:
+        raise ValueError(
+            f"lanes {rules.owned[0]} to {rules.owned[-1]} have yielded no row, so masked rows"
+            " cannot be made: their shapes are not known."
+        )
+    mask = (np.arange(each) < np.asarray(part.counts)[:, None]).ravel()
+    columns = part.columns if mask.all() else masked(part.columns, part.counts, each, like[0])
+    assert columns is not None
+    return tree_of(columns, mask)
+
+
+class Run:
+    """Makes steps from a place on, a few ahead; what it hands out is a step, None, or an error."""
+
+    def __init__(self, engine: Engine, rules: Rules, place: Place, ahead: int, like: list[Columns]):
+        self._queue: queue.Queue[Step | Exception | None] = queue.Queue(maxsize=ahead)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(
+            target=_produce, args=(engine, rules, place, like, self._queue, self._stop),
+            name="zephon_jax elastic", daemon=True,
+        )  # fmt: skip
+        self._peeked: list[Step | Exception | None] = []
+        self._thread.start()
+
+    def peek(self) -> Step | Exception | None:
+        """The next step, without handing it out."""
+        if not self._peeked:
+            self._peeked.append(self._queue.get())
+        return self._peeked[0]
+
+    def take(self) -> Step | Exception | None:
+        """The next step."""
+        return self._peeked.pop() if self._peeked else self._queue.get()
+
+    def close(self) -> None:
+        """Stops and waits until no lane is touched any more."""
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+
+def _produce(
+    engine: Engine, rules: Rules, place: Place, like: list[Columns], out: Any,
+    stop: threading.Event,
+) -> None:  # fmt: skip
+    import jax
+
+    going = True
+    while going and not stop.is_set():
+        try:
+            with jax.profiler.TraceAnnotation("zephon_jax.transform"):
+                item: Step | Exception | None = make_step(engine, rules, place, like)
+        except Exception as error:
+            item = error
+        if isinstance(item, Step):
+            place = item.place
+        else:
+            going = False
+        while not stop.is_set():
+            try:
+                out.put(item, timeout=0.05)
+                break
+            except queue.Full:
+                continue

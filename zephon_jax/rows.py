@@ -1,0 +1,183 @@
+"""Rows of many lanes as one pytree of arrays, whatever the elements are."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = [
+    "Columns",
+    "columns_of",
+    "join",
+    "masked",
+    "num_rows",
+    "slice_rows",
+    "spec_of",
+    "stack",
+    "tree_of",
+]
+
+
+class Columns(NamedTuple):
+    """Rows as columns, one for each leaf."""
+
+    tree: Any  # the structure of one element
+    leaves: list[np.ndarray]  # (rows, ...) each
+
+
+def leaf_array(leaf: Any) -> np.ndarray:
+    """A leaf as an array; text and bytes stay objects, for NumPy would cut trailing zeros."""
+    if isinstance(leaf, (str, bytes)):
+        array = np.empty((), dtype=object)
+        array[()] = leaf
+        return array
+    return np.asarray(leaf)
+
+
+def _flatten(elements: Sequence[Any]) -> tuple[Any, list[list[Any]]]:
+    import jax
+
+    first, tree = jax.tree.flatten(elements[0])
+    found = [first]
+    for element in elements[1:]:
+        leaves, other = jax.tree.flatten(element)
+        if other != tree:
+            raise ValueError(f"elements of one pipeline must be alike; got {tree} and {other}.")
+        found.append(leaves)
+    return tree, found
+
+
+def _is_objects(leaf: Any) -> bool:
+    return getattr(getattr(leaf, "dtype", None), "kind", "") == "O"
+
+
+def _stack(leaves: Sequence[Any]) -> np.ndarray:
+    if isinstance(leaves[0], (str, bytes)) or _is_objects(leaves[0]):
+        out = np.empty((len(leaves), *np.shape(leaf_array(leaves[0]))), dtype=object)
+        for n, leaf in enumerate(leaves):
+            out[n] = leaf
+        return out
+    arrays = [np.asarray(leaf) for leaf in leaves]
+    if any(a.shape != arrays[0].shape or a.dtype != arrays[0].dtype for a in arrays):
+        kinds = sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})
+        raise ValueError(
+            f"rows of one batch must have one shape and dtype; got {', '.join(kinds)}. Pad or pack"
+            " them in the pipeline."
+        )
+    return np.stack(arrays)
+
+
+def stack(rows: Sequence[Any]) -> Columns:
+    """Puts rows on top of each other.
+
+    Raises:
+      ValueError: If they differ in structure, shape or dtype.
+    """
+    tree, found = _flatten(rows)
+    return Columns(tree, [_stack(leaves) for leaves in zip(*found, strict=True)])
+
+
+def join(batches: Sequence[Any]) -> Columns:
+    """Puts batches behind each other.
+
+    Raises:
+      ValueError: If they differ in structure, shape or dtype.
+    """
+    tree, found = _flatten(batches)
+    leaves = []
+    for parts in zip(*found, strict=True):
+        arrays = [np.asarray(part) for part in parts]
+        if any(a.shape[1:] != arrays[0].shape[1:] or a.dtype != arrays[0].dtype for a in arrays):
+            kinds = sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})
+            raise ValueError(f"batches must have rows of one shape and dtype; got {kinds}.")
+        leaves.append(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+    return Columns(tree, leaves)
+
+
+def num_rows(batch: Any) -> int:
+    """Rows of a batch: the length of its first leaf."""
+    import jax
+
+    leaves = jax.tree.leaves(batch)
+    if not leaves or not np.ndim(leaves[0]):
+        raise ValueError(
+            "the pipeline yields elements without rows; pass batched=False where it does not batch."
+        )
+    return len(leaves[0])
+
+
+def slice_rows(batch: Any, begin: int, end: int) -> Any:
+    """Rows begin to end of a batch, without copying."""
+    import jax
+
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[begin:end], batch)
+
+
+def spec_of(columns: Columns) -> str:
+    """Names, dtypes and shapes of a row's leaves as one line of text."""
+    import jax
+
+    element = jax.tree.unflatten(columns.tree, columns.leaves)
+    paths, _ = jax.tree.flatten_with_path(element)
+    return " ".join(
+        f"{jax.tree_util.keystr(path)}:{leaf.dtype}{list(leaf.shape[1:])}".replace(" ", "")
+        for path, leaf in paths
+    )
+
+
+def columns_of(spec: str) -> Columns | None:
+    """No rows of the kind that `spec_of` described, where the elements are dicts of arrays."""
+    import jax
+
+    element: dict[str, Any] = {}
+    for leaf in spec.split():
+        found = re.fullmatch(r"((?:\['[^']*'\])+):(\w+)(\[[\d,]*\])", leaf)
+        if not found:
+            return None
+        *path, last = re.findall(r"\['([^']*)'\]", found[1])
+        place = element
+        for name in path:
+            place = place.setdefault(name, {})
+        place[last] = np.zeros((0, *json.loads(found[3])), dtype=found[2])
+    leaves, tree = jax.tree.flatten(element)
+    return Columns(tree, leaves) if element else None
+
+
+def masked(columns: Columns | None, counts: Sequence[int], each: int, like: Columns) -> Columns:
+    """Spreads rows over lanes that should have `each`, with zeros where a lane has fewer."""
+    given = np.zeros((len(counts), each), dtype=bool)
+    for n, count in enumerate(counts):
+        given[n, :count] = True
+    given = given.ravel()
+    leaves = []
+    for d, leaf in enumerate(like.leaves):
+        out = np.zeros((len(given), *leaf.shape[1:]), dtype=leaf.dtype)
+        if leaf.dtype == object:
+            out[:] = type(leaf.flat[0])() if leaf.size else None  # empty text or bytes
+        if columns is not None:
+            out[given] = columns.leaves[d]
+        leaves.append(out)
+    return Columns(like.tree, leaves)
+
+
+def tree_of(columns: Columns, row_mask: np.ndarray | None = None) -> Any:
+    """The columns as a pytree like one element, with the mask as one more leaf.
+
+    Raises:
+      TypeError: If there is a mask and the elements are not dicts, or have that leaf already.
+    """
+    import jax
+
+    batch = jax.tree.unflatten(columns.tree, columns.leaves)
+    if row_mask is None:
+        return batch
+    if not isinstance(batch, dict) or "row_mask" in batch:
+        raise TypeError(
+            "pad=True adds a leaf 'row_mask', so the pipeline must yield dicts without it; got"
+            f" {type(batch).__name__}."
+        )
+    return {**batch, "row_mask": row_mask}
