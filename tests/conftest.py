@@ -1,6 +1,9 @@
 """Settings that every test shares: Hypothesis profiles, and slow campaigns only when asked for."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 from hypothesis import HealthCheck, settings
 
@@ -14,6 +17,11 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+# Indexes and copies of shards go to a folder of this run, and so do those of processes it starts.
+if "ZEPHON_JAX_CACHE" not in os.environ:
+    os.environ["ZEPHON_JAX_CACHE"] = tempfile.mkdtemp(prefix="zephon_jax-tests-")
+    atexit.register(shutil.rmtree, os.environ["ZEPHON_JAX_CACHE"], ignore_errors=True)
 
 
 def pytest_collection_modifyitems(config, items):

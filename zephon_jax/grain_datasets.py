@@ -40,10 +40,6 @@ def _forget_threads() -> None:
 os.register_at_fork(after_in_child=_forget_threads)
 
 
-def _element(record: Any, component_id: np.integer, sample_id: np.ndarray) -> dict[str, Any]:
-    return {"data": record, "component_id": component_id, "sample_id": sample_id}
-
-
 class MixtureMapDataset(grain.MapDataset):
     """A whole run by index: a `grain.MapDataset` with random access at any point.
 
@@ -111,9 +107,10 @@ class MixtureMapDataset(grain.MapDataset):
             )
         records = default_reader().read(self._source.datasets_by_id, ids)
         components = self._components
+        stamped = map(components.__getitem__, ids[:, 0].tolist())
         return [
-            _element(record, components[row[0]], ids[i])
-            for i, (record, row) in enumerate(zip(records, ids.tolist(), strict=True))
+            {"data": record, "component_id": component_id, "sample_id": sample_id}
+            for record, component_id, sample_id in zip(records, stamped, ids, strict=True)
         ]
 
     __getitems__ = _getitems
@@ -210,25 +207,19 @@ class _LaneIterator(grain.DatasetIterator):
         self._state, self._slot = state, slot
         self._encoded: dict[str, Any] | None = None
         self._windows: Iterator[_Window] | None = None
-        self._ahead: Future[tuple[_Window, list[Any]] | None] | None = None
-        self._window: _Window | None = None
-        self._records: list[Any] = []
-        self._next = 0
+        self._ahead: Future[tuple[Any, list[Any]] | None] | None = None
+        # Last to be delivered first: taking one off the end gives back its memory as we go.
+        self._left: list[tuple[int, Any, np.int32, np.ndarray]] = []
 
     def __next__(self) -> dict[str, Any]:
-        if self._next >= len(self._records):
+        if not self._left:
             self._load()
-        window, n = self._window, self._next
-        assert window is not None
-        element = _element(self._records[n], window.component_ids[n], window.sample_ids[n])
-        self._records[n] = None  # delivered: the window gives back its memory as it goes
-        self._next = n + 1
-        self._slot = int(window.places[n]) + self._stride
-        return element
+        place, record, component_id, sample_id = self._left.pop()
+        self._slot = place + self._stride
+        return {"data": record, "component_id": component_id, "sample_id": sample_id}
 
     def _load(self) -> None:
         """Takes the window that was read ahead and starts on the one after it."""
-        self._records, self._next = [], 0
         if self._windows is None:
             self._windows = self._make_windows(self._state, self._slot)
         if self._ahead is None:
@@ -241,17 +232,21 @@ class _LaneIterator(grain.DatasetIterator):
             raise
         if loaded is None:
             raise StopIteration
-        self._window, self._records = loaded
-        if self._state is not self._window.state:
-            self._state, self._encoded = self._window.state, None
+        state, self._left = loaded
+        if self._state is not state:
+            self._state, self._encoded = state, None
         self._ahead = _threads().submit(self._read, self._windows)
 
-    def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
+    def _read(self, windows: Iterator[_Window]) -> tuple[Any, list[Any]] | None:
+        """Reads a window: the state before its chunk, and its elements, the last one first."""
         window = next(windows, None)
         if window is None:
             return None
         source = self._dataset.source
-        return window, default_reader().read(source.datasets_by_id, window.sample_ids)
+        records = default_reader().read(source.datasets_by_id, window.sample_ids)
+        places = window.places.tolist()
+        parts = zip(places, records, window.component_ids, window.sample_ids, strict=True)
+        return window.state, list(parts)[::-1]
 
     def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
         reader, by_id = default_reader(), self._dataset.source.datasets_by_id
@@ -272,20 +267,24 @@ class _LaneIterator(grain.DatasetIterator):
         source, config = self._dataset.source, self._dataset.read_config
         plan = reader.needs_plan(source.datasets_by_id)
         waiting: deque[tuple[Any, WorkChunk, Any]] = deque()
-        more = True
-        while more or waiting:
-            while more and len(waiting) < (_CHUNKS_PLANNED if plan else 1):
-                chunk, after = source.next_chunk(state)
-                more = chunk is not None
-                if chunk is not None:
-                    waiting.append((state, chunk, chunk.order(config)))
-                    state = after
+        more, owner = True, object()
+        try:
+            while more or waiting:
+                while more and len(waiting) < (_CHUNKS_PLANNED if plan else 1):
+                    chunk, after = source.next_chunk(state)
+                    more = chunk is not None
+                    if chunk is not None:
+                        waiting.append((state, chunk, chunk.order(config)))
+                        state = after
+                if plan:
+                    shards = [_distinct_shards(ordered[1]) for _, _, ordered in waiting]
+                    upcoming = np.concatenate([np.zeros((0, 2), dtype=np.int64), *shards])
+                    reader.plan(source.datasets_by_id, upcoming, owner=owner)
+                if waiting:
+                    yield waiting.popleft()
+        finally:  # also when the iterator is dropped: its shards need no more protection
             if plan:
-                shards = [_distinct_shards(ordered[1]) for _, _, ordered in waiting]
-                upcoming = np.concatenate([np.zeros((0, 2), dtype=np.int64), *shards])
-                reader.plan(source.datasets_by_id, upcoming, owner=id(self))
-            if waiting:
-                yield waiting.popleft()
+                reader.plan(source.datasets_by_id, np.zeros((0, 2), dtype=np.int64), owner=owner)
 
     def get_state(self) -> dict[str, Any]:
         """The lane's place as plain JSON."""
