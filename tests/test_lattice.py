@@ -67,8 +67,7 @@ def measure(weights, num_lanes, chunk_size, first_block=0):
         quotas, carry = quota.step(shares, carry)
         order = lattice.order(quotas, slot, num_lanes)
         assert np.array_equal(np.bincount(order, minlength=len(weights)), quotas)
-        # Against the mixture itself, which is the stricter of the two: a chunk's quotas differ
-        # from it by less than two samples.
+        # A prefix against the chunk's own counts; a batch, below, against the mixture itself.
         own = oracles.prefix_deviation(order, quotas / chunk_size)
         worst_prefix = max(worst_prefix, own)
         orders[slot] = order
