@@ -19,12 +19,15 @@ from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.weights import MixtureSpec
 
 if TYPE_CHECKING:
+    from zephon_jax.checkpoint import restore_checkpoint, save_checkpoint
     from zephon_jax.elastic import ElasticIterDataset, LaneError
+    from zephon_jax.global_batch import GlobalBatches, in_step, to_global
     from zephon_jax.grain_datasets import LaneIterDataset, MixtureMapDataset
 
 __all__ = [
     "Dataset",
     "ElasticIterDataset",
+    "GlobalBatches",
     "LaneError",
     "LaneIterDataset",
     "LaneShell",
@@ -38,12 +41,16 @@ __all__ = [
     "WorkSource",
     "decode_state",
     "encode_state",
+    "in_step",
     "lanes",
     "lattice",
     "permutation",
     "quota",
     "relane",
+    "restore_checkpoint",
+    "save_checkpoint",
     "swrr",
+    "to_global",
     "use_backend",
 ]
 
@@ -51,9 +58,14 @@ __version__ = "0.1.0"
 
 _ON_GRAIN = {  # name: the module that has it
     "ElasticIterDataset": "elastic",
+    "GlobalBatches": "global_batch",
     "LaneError": "elastic",
     "LaneIterDataset": "grain_datasets",
     "MixtureMapDataset": "grain_datasets",
+    "in_step": "global_batch",
+    "restore_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint",
+    "to_global": "global_batch",
 }
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import grain
 
-__all__ = ["Batching", "batching_of", "distributed_client", "set_next_index"]
+__all__ = ["Batching", "Hosts", "batching_of", "distributed_hosts", "set_next_index"]
 
 # Datasets that join elements into batches, and those that hand out rows of their own again.
 _BATCHES = ("BatchIterDataset", "BatchMapDataset", "RebatchIterDataset")
@@ -59,8 +59,19 @@ def set_next_index(iterator: Any, index: int) -> None:
         ) from None
 
 
-def distributed_client() -> Any:
-    """The client of `jax.distributed`, or None where it was not started."""
+class Hosts(NamedTuple):
+    """What `jax.distributed` knows; asking does not initialize a backend."""
+
+    client: Any  # its key-value store, None where it was not started
+    process_index: int
+    process_count: int
+
+
+def distributed_hosts() -> Hosts:
+    """The hosts of `jax.distributed`: one without a client where it was not started."""
     from jax._src import distributed
 
-    return distributed.global_state.client
+    state = distributed.global_state
+    if state.client is None:
+        return Hosts(None, 0, 1)
+    return Hosts(state.client, int(state.process_id), int(state.num_processes or 1))

@@ -264,6 +264,12 @@ class ElasticIterator(grain.DatasetIterator):
         item = self._run.peek()
         return item if isinstance(item, Exception) else None
 
+    def at_end(self) -> bool:
+        """True where there is no next step; makes it, where there is, and keeps it."""
+        self.start_prefetch()
+        assert self._run is not None
+        return self._run.peek() is None
+
     def masked_step(self) -> Any:
         """A batch of masked rows only, and goes on by a step: for a host whose lanes have ended.
 
@@ -287,7 +293,16 @@ class ElasticIterator(grain.DatasetIterator):
 
     def get_state(self) -> dict[str, Any]:
         """The place after the last batch handed out, as plain JSON, of the lanes of this host."""
-        place, dataset = self._place, self.dataset
+        return self.state_at(self._place)
+
+    @property
+    def place(self) -> Place:
+        """The place after the last batch handed out; cheap to keep, see `state_at`."""
+        return self._place
+
+    def state_at(self, place: Place) -> dict[str, Any]:
+        """A place as plain JSON."""
+        dataset = self.dataset
         lanes = zip(dataset.owned_lanes, place.states, strict=True)
         return {
             "version": _VERSION, "run": dataset.run_id, "num_lanes": dataset.num_lanes,
@@ -340,7 +355,7 @@ class ElasticIterator(grain.DatasetIterator):
                 f" {self._place.spec}."
             )
         states = [_revive(lanes[str(lane)]) for lane in dataset.owned_lanes]
-        return Place(step, rows, states, spec or self._place.spec)
+        return Place(step, rows, states, spec)
 
     def _refuse(self, state: Any) -> None:
         LaneRows(self.dataset.plan, self.dataset.owned_lanes[0]).set_state(state)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +16,20 @@ import numpy as np
 from zephon_jax.lane_rows import LaneRows, Part, join_parts, take_part
 from zephon_jax.rows import Columns, columns_of, masked, spec_of, tree_of
 
-__all__ = ["Engine", "Place", "Rules", "Run", "Step", "ThreadEngine", "make_batch"]
+__all__ = [
+    "Engine",
+    "PipelineChanged",
+    "Place",
+    "Rules",
+    "Run",
+    "Step",
+    "ThreadEngine",
+    "make_batch",
+]
+
+
+class PipelineChanged(ValueError):
+    """The pipeline is not the one that a state was saved with."""
 
 
 class Place(NamedTuple):
@@ -152,7 +167,7 @@ def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -
 def _checked_spec(columns: Columns, before: str) -> str:
     spec = spec_of(columns)
     if before and spec != before:
-        raise ValueError(
+        raise PipelineChanged(
             f"the pipeline yields rows of another kind: they were {before} and are {spec}. Restore"
             " with the pipeline that the state was saved with."
         )
@@ -192,6 +207,8 @@ class Run:
             name="zephon_jax elastic", daemon=True,
         )  # fmt: skip
         self._peeked: list[Step | Exception | None] = []
+        self._closed = False
+        _running.add(self)
         self._thread.start()
 
     def peek(self) -> Step | Exception | None:
@@ -206,9 +223,22 @@ class Run:
 
     def close(self) -> None:
         """Stops and waits until no lane is touched any more."""
+        if self._closed:
+            return
+        self._closed = True
         self._stop.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+
+_running: weakref.WeakSet[Run] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends what still runs while threads can be waited for."""
+    for run in list(_running):
+        run.close()
 
 
 def _produce(

@@ -20,7 +20,7 @@ __all__ = ["ENDLESS", "check_even", "lane_lengths", "place_in_lane"]
 
 ENDLESS = 1 << 62  # samples of a lane that never ends
 _TOLERATED = 1e-3  # share of the samples that may stay undelivered without a warning
-_SUGGESTIONS = 64
+_SUGGESTIONS = 8  # each is tried out, and that takes a while
 
 
 class _Chunks(NamedTuple):
@@ -33,17 +33,16 @@ class _Chunks(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def _chunks(source: StaticMixtureWorkSource) -> _Chunks:
-    size, eras, start, short = source.chunk_size_hint(), source._eras, 0, []
-    index = 0
-    while (span := eras.span_of_sample(index)) is not None:
-        if span.num_chunks >= ENDLESS // size:
+    size, eras, short = source.chunk_size_hint(), source._eras, []
+    eras.span_of_sample(ENDLESS - 1)  # works out all eras
+    for span in eras._spans:
+        if span.num_samples >= ENDLESS:
             return _Chunks(size, ENDLESS, tuple(short))
-        start = span.start.chunk_index + span.num_chunks
         missing = span.num_chunks * size - span.num_samples
         if missing:
-            short.append((start - 1, missing))
-        index = span.first_sample + span.num_samples
-    return _Chunks(size, start, tuple(short))
+            short.append((span.start.chunk_index + span.num_chunks - 1, missing))
+    last = eras._spans[-1]
+    return _Chunks(size, last.start.chunk_index + last.num_chunks, tuple(short))
 
 
 def _lane_of(source: StaticMixtureWorkSource, chunk: np.ndarray, num_lanes: int) -> np.ndarray:
@@ -157,6 +156,7 @@ def _advice(source: WorkSource, num_lanes: int, rows: int) -> str:
     """A chunk size that leaves next to nothing undelivered, tried out; nothing where none is."""
     if not isinstance(source, StaticMixtureWorkSource):
         return " Use smaller chunks."
+    settings = {**source._settings, "datasets": source._datasets}
     total, size = len(source), source.chunk_size_hint()
     blocks = max(1, total // (num_lanes * size))
     for n in range(blocks, blocks + _SUGGESTIONS):
@@ -167,7 +167,7 @@ def _advice(source: WorkSource, num_lanes: int, rows: int) -> str:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    other = StaticMixtureWorkSource(**{**source._settings, "chunk_size": candidate})
+                    other = StaticMixtureWorkSource(**{**settings, "chunk_size": candidate})
             except ValueError:
                 continue
             lengths = lane_lengths(other, num_lanes)

@@ -1,0 +1,244 @@
+"""One process of a distributed run, started by test_distributed: python elastic_host.py PLAN.
+
+The plan is a JSON file: process, count, port, devices, folder, and the parts to run.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+import warnings
+
+import grain
+import jax
+import numpy as np
+import pytest
+
+import zephon_jax as zx
+
+LANES, ROWS, WIDTH, STEPS = 8, 16, 8, 6
+
+
+def source_of(sizes=(400, 240), **settings):
+    datasets = [
+        zx.Dataset.from_source(f"d{d}", [1000 * d + n for n in range(size)])
+        for d, size in enumerate(sizes)
+    ]
+    settings = {"chunk_size": 10, "shuffle_block_size": "auto", **settings}
+    mix = {dataset.name: size for dataset, size in zip(datasets, sizes, strict=True)}
+    return zx.StaticMixtureWorkSource(datasets, mix, **settings)
+
+
+def wide(e):
+    row = np.arange(WIDTH, dtype=np.int32) + 100 * np.int32(e["data"])
+    return {"x": row, "sample_id": e["sample_id"]}
+
+
+def tokens(e):
+    return {"x": np.full(e["data"] % 5 + 1, e["data"], np.int32)}
+
+
+def noisy(e, rng):
+    return {**wide(e), "noise": rng.integers(1 << 30, size=WIDTH).astype(np.int32)}
+
+
+PIPELINES = {
+    "map": (lambda lane: lane.map(wide), "schedule"),
+    "random map": (lambda lane: lane.random_map(noisy), "schedule"),
+    "filter": (lambda lane: lane.filter(lambda e: e["data"] % 3 != 0).map(wide), "unknown"),
+    "first fit": (
+        lambda lane: grain.experimental.FirstFitPackIterDataset(
+            lane.map(tokens), length_struct={"x": WIDTH}, num_packing_bins=3, shuffle_bins=False
+        ),
+        "unknown",
+    ),
+    "concat then split": (
+        lambda lane: grain.experimental.ConcatThenSplitIterDataset(
+            lane.map(tokens), length_struct={"x": WIDTH}
+        ),
+        "unknown",
+    ),
+}
+
+
+def meshes():
+    """Shardings of a batch (rows, WIDTH) over four devices, by what they are like."""
+    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import PartitionSpec as P
+
+    d = np.array(sorted(jax.devices(), key=lambda device: device.id))
+    assert d.size == 4
+    square = d.reshape(2, 2)
+
+    def sharding(devices, names, *spec):
+        return NamedSharding(Mesh(devices, names), P(*spec))
+
+    return {
+        "data": sharding(d, ("data",), "data"),
+        "fsdp x tensor": sharding(square, ("fsdp", "tensor"), "fsdp"),
+        "data and fsdp": sharding(square, ("data", "fsdp"), ("data", "fsdp")),
+        "interleaved": sharding(d[[0, 2, 1, 3]], ("data",), "data"),
+        "sequence": sharding(square, ("data", "seq"), "data", "seq"),
+        "sequence over hosts": sharding(d, ("seq",), None, "seq"),
+        "replicas over hosts": sharding(square.T, ("data", "model"), "data"),
+    }
+
+
+def elastic(pipeline, lengths, sharding, source=None, **settings):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return zx.ElasticIterDataset.for_sharding(
+            source or source_of(), LANES, pipeline, sharding, lengths=lengths,
+            **{"global_batch_size": ROWS, **settings},
+        )  # fmt: skip
+
+
+def check_placed(batch, expected):
+    """Each of this process's shards holds the rows and columns that its place says."""
+    for name, leaf in batch.items():
+        if name == "sample_id":
+            continue
+        assert leaf.shape == expected[name].shape, (name, leaf.shape, expected[name].shape)
+        for shard in leaf.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), expected[name][shard.index])
+
+
+def expected_of(plan, kind):
+    with np.load(f"{plan['folder']}/{kind}.npz") as found:
+        names = {key.split("/")[1] for key in found}
+        steps = max(int(key.split("/")[0]) for key in found) + 1
+        return [{name: found[f"{t}/{name}"] for name in names} for t in range(steps)]
+
+
+def run_meshes(plan):
+    expected = expected_of(plan, "map")
+    for sharding in meshes().values():
+        dataset = elastic(*PIPELINES["map"], sharding)
+        batches = zx.GlobalBatches(iter(dataset), sharding)
+        for t in range(3):
+            check_placed(next(batches), expected[t])
+        batches.close()
+
+
+def run_whole(plan):
+    """Every pipeline to its end: as many steps on all hosts, and the same batches."""
+    sharding = meshes()["data"]
+    for kind, (pipeline, lengths) in PIPELINES.items():
+        expected = expected_of(plan, kind)
+        iterator = iter(elastic(pipeline, lengths, sharding))
+        batches = iterator if lengths == "schedule" else zx.in_step(iterator)
+        got = [zx.to_global(batch, sharding) for batch in batches]
+        assert len(got) == len(expected), (kind, len(got), len(expected))
+        for one, other in zip(got, expected, strict=True):
+            check_placed(one, other)
+        iterator.close()
+
+
+def run_padded(plan):
+    """Hosts whose lanes have ended give masked rows until the last lane has."""
+    expected = expected_of(plan, "filter padded")
+    sharding = meshes()["data"]
+    iterator = iter(elastic(*PIPELINES["filter"], sharding, pad=True))
+    got = [zx.to_global(batch, sharding) for batch in zx.in_step(iterator)]
+    assert len(got) == len(expected), (len(got), len(expected))
+    for one, other in zip(got, expected, strict=True):
+        check_placed(one, other)
+
+
+def run_save(plan):
+    """Saves each pipeline at its own step, and on a mesh where hosts share lanes."""
+    for n, (kind, (pipeline, lengths)) in enumerate(PIPELINES.items()):
+        sharding = meshes()["replicas over hosts" if n % 2 else "data"]
+        iterator = iter(elastic(pipeline, lengths, sharding))
+        for _ in range(n + 1):
+            next(iterator)
+        snapshot = iterator.get_state()
+        next(iterator)
+        for _ in range(2):  # again over itself: the same checkpoint
+            zx.save_checkpoint(
+                f"{plan['folder']}/{kind} by {plan['count']}", iterator, state=snapshot, timeout=60
+            )
+        iterator.close()
+
+
+def run_restore(plan):
+    for other in plan["saved_by"]:
+        for n, (kind, (pipeline, lengths)) in enumerate(PIPELINES.items()):
+            sharding = meshes()["interleaved" if n % 2 else "data"]
+            expected = expected_of(plan, kind)
+            iterator = iter(elastic(pipeline, lengths, sharding))
+            batches = zx.GlobalBatches(iterator, sharding)
+            step = zx.restore_checkpoint(f"{plan['folder']}/{kind} by {other}", batches)
+            assert step == n + 1
+            for t in range(step, step + 2):
+                check_placed(next(batches), expected[t])
+            batches.close()
+
+
+def run_copies(plan):
+    """Two groups of hosts that hold the same rows: copies are not further samples."""
+    from jax.experimental import multihost_utils
+
+    sharding = meshes()["fsdp x tensor"]
+    numbers = zx.Dataset.from_source("n", list(range(80)))
+    source = zx.StaticMixtureWorkSource(
+        [numbers], {"n": 1}, chunk_size=4, shuffle_shards=False, lane_assignment="modulo"
+    )
+    dataset = zx.ElasticIterDataset.for_sharding(
+        source, 2, lambda lane: lane.map(wide), sharding, global_batch_size=8
+    )
+    iterator = iter(dataset)
+    mine = np.stack([next(iterator)["sample_id"][:, 2] for _ in range(5)])
+    folder = f"{plan['folder']}/copies by {plan['count']}"
+    zx.save_checkpoint(folder, iterator, timeout=60)
+    again = iter(dataset)
+    assert zx.restore_checkpoint(folder, again) == 5
+    following = np.asarray(next(again)["sample_id"][:, 2])
+    if plan["count"] == 4:
+        everyone = multihost_utils.process_allgather(mine).reshape(4, 5, 4)
+        np.testing.assert_array_equal(everyone[0], everyone[1])
+        np.testing.assert_array_equal(everyone[2], everyone[3])
+        assert sorted(everyone[::2].ravel().tolist()) == list(range(40))
+        later = multihost_utils.process_allgather(following).reshape(4, 4)
+        assert sorted(later[::2].ravel().tolist()) == list(range(40, 48))
+
+
+def run_absent(plan):
+    """A host that does not come to a save is waited for so long and no longer."""
+    iterator = iter(elastic(*PIPELINES["map"], meshes()["data"]))
+    next(iterator)
+    if plan["process"] == 0 and plan["count"] > 1:
+        with pytest.raises(TimeoutError, match="process 1"):
+            zx.save_checkpoint(f"{plan['folder']}/absent", iterator, timeout=2)
+        assert not list(pathlib.Path(plan["folder"]).glob("absent/*/manifest.json"))
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices("after the absent host")
+
+
+PARTS = {
+    "meshes": run_meshes, "whole": run_whole, "padded": run_padded, "save": run_save,
+    "restore": run_restore, "copies": run_copies, "absent": run_absent,
+}  # fmt: skip
+
+
+def main(path):
+    plan = json.loads(pathlib.Path(path).read_text())
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", plan["devices"])
+    source_of().seek(3)  # none of this starts a backend
+    if plan["count"] > 1:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            f"127.0.0.1:{plan['port']}", plan["count"], plan["process"], initialization_timeout=60
+        )
+    for part in plan["parts"]:
+        start = time.perf_counter()
+        PARTS[part](plan)
+        print("done", part, round(time.perf_counter() - start, 1), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

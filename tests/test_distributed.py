@@ -1,0 +1,96 @@
+"""Real processes on loopback, joined by `jax.distributed`: the same global batches for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import warnings
+
+import elastic_host
+import numpy as np
+import pytest
+
+import zephon_jax as zx
+
+DEVICES = 4
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def launch(folder, count, parts, **more):
+    """Runs parts of elastic_host.py in `count` processes that have four devices together."""
+    port, running = free_port(), []
+    script = pathlib.Path(elastic_host.__file__)
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    for process in range(count):
+        plan = {
+            "process": process, "count": count, "port": port, "devices": DEVICES // count,
+            "folder": str(folder), "parts": parts, **more,
+        }  # fmt: skip
+        path = folder / f"plan-{count}-{process}.json"
+        path.write_text(json.dumps(plan))
+        log = open(folder / f"log-{count}-{process}.txt", "w+")  # noqa: SIM115
+        running.append((subprocess.Popen(
+            [sys.executable, str(script), str(path)], stdout=log, stderr=log, env=env
+        ), log))  # fmt: skip
+    failed = []
+    for process, (child, log) in enumerate(running):
+        try:
+            child.wait(timeout=150)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        log.seek(0)
+        if child.returncode:
+            failed.append(f"process {process} of {count}: {log.read()[-3000:]}")
+        log.close()
+    assert not failed, "\n".join(failed)
+
+
+def save_expected(folder):
+    """What one process with all lanes delivers, as files."""
+    kinds = {**elastic_host.PIPELINES, "filter padded": elastic_host.PIPELINES["filter"]}
+    for kind, (pipeline, lengths) in kinds.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dataset = zx.ElasticIterDataset(
+                elastic_host.source_of(), elastic_host.LANES, pipeline, process_index=0,
+                process_count=1, global_batch_size=elastic_host.ROWS, lengths=lengths,
+                pad=kind == "filter padded",
+            )  # fmt: skip
+        arrays = {
+            f"{t}/{name}": leaf for t, batch in enumerate(dataset) for name, leaf in batch.items()
+        }
+        np.savez(folder / f"{kind}.npz", **arrays)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hosts")
+    save_expected(folder)
+    return folder
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_processes_agree(folder, count):
+    """Every mesh, every pipeline to its end, and a checkpoint of each."""
+    parts = ["meshes", "whole", "padded", "save", "copies", *(["absent"] if count == 2 else [])]
+    launch(folder, count, parts)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_processes_restore_what_others_saved(folder, count):
+    """ProLong#12, mosaic PR#619 and litData#316 among them: any number restores any other's."""
+    others = [n for n in (1, 2, 4) if n != count]
+    missing = [n for n in others if not list(folder.glob(f"map by {n}/*/manifest.json"))]
+    if missing:
+        pytest.skip("test_processes_agree has to run before, for what it saves")
+    launch(folder, count, ["restore"], saved_by=others)

@@ -1,0 +1,365 @@
+"""Checkpoints of lanes: one small file for each writing host, and a manifest that makes them one.
+
+A checkpoint exists when its manifest does, and that is written last, so it exists whole or not at
+all. Which hosts wrote it plays no part in reading it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import fsspec
+
+from zephon_jax import _compat
+from zephon_jax.elastic_run import PipelineChanged
+
+__all__ = ["from_files", "restore_checkpoint", "save_checkpoint", "to_files"]
+
+_LANES, _MANIFEST = "zephon_jax lanes", "zephon_jax checkpoint"
+_SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
+_saves = itertools.count()
+_read_by_all: list[str] = []  # this host's keys that may be deleted, but for the last
+
+
+Gather = Callable[[str, str, float], list[str]]
+
+
+def _canonical(body: Any) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _wrap(kind: str, body: Mapping[str, Any]) -> bytes:
+    text = _canonical({"format": kind, **body})
+    return f'{{"checksum":"{_digest(text)}","body":{text}}}\n'.encode()
+
+
+def _unwrap(kind: str, name: str, data: bytes) -> dict[str, Any]:
+    try:
+        wrapped = json.loads(data)
+        body = wrapped["body"]
+        whole = wrapped["checksum"] == _digest(_canonical(body)) and body["format"] == kind
+    except (ValueError, TypeError, KeyError):
+        whole, body = False, {}
+    if not whole:
+        raise ValueError(f"{name} is not a file of {kind}, or it was cut or changed.")
+    return body
+
+
+def to_files(state: Mapping[str, Any], lanes: Iterable[int] | None = None) -> dict[str, bytes]:
+    """Writes a state of an elastic iterator as small files.
+
+    Args:
+      state: What `get_state` returned.
+      lanes: The lanes to write, all of the state by default: `dataset.written_lanes`.
+
+    Returns:
+      File contents by name, one file, or none where there are no lanes to write.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(16)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=4)
+      >>> lanes = zx.ElasticIterDataset(
+      ...     source, 4, lambda lane: lane, process_index=0, process_count=1)
+      >>> state = iter(lanes).get_state()
+      >>> from_files(to_files(state, [0, 1]) | to_files(state, [2, 3])) == state
+      True
+    """
+    chosen = sorted(map(int, state["lanes"])) if lanes is None else sorted(lanes)
+    if not chosen:
+        return {}
+    body = {name: state[name] for name in _SHARED}
+    body["lanes"] = {str(lane): state["lanes"][str(lane)] for lane in chosen}
+    data = _wrap(_LANES, body)
+    return {f"lanes-{chosen[0]:06d}-{_digest(data.decode())}.json": data}
+
+
+def from_files(files: Mapping[str, bytes], lanes: Iterable[int] | None = None) -> dict[str, Any]:
+    """Reads what any hosts wrote with `to_files`.
+
+    Args:
+      files: File contents by name.
+      lanes: The lanes that must be there; all of the run by default.
+
+    Returns:
+      A state for `set_state`, with the lanes that were asked for.
+
+    Raises:
+      ValueError: If a file is damaged, a lane is missing or differs between files, or the files are
+        of different runs, steps or pipelines, naming lane and file.
+    """
+    if not files:
+        raise ValueError("there are no files of lanes.")
+    bodies = {name: _unwrap(_LANES, name, files[name]) for name in sorted(files)}
+    origin, first = next(iter(bodies.items()))
+    owner: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    for name, body in bodies.items():
+        _check_alike(name, body, origin, first)
+        for lane, state in body["lanes"].items():
+            if lane in found and found[lane] != state:
+                raise ValueError(f"lane {lane} differs between {owner[lane]} and {name}.")
+            found[lane], owner[lane] = state, name
+    wanted = range(first["num_lanes"]) if lanes is None else lanes
+    missing = [lane for lane in wanted if str(lane) not in found]
+    if missing:
+        raise ValueError(f"lanes {missing} are in none of the files {sorted(files)}.")
+    state = {name: first[name] for name in _SHARED}
+    return {**state, "lanes": {str(lane): found[str(lane)] for lane in wanted}}
+
+
+def _check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[str, Any]) -> None:
+    said = {
+        "version": "version", "run": "run", "num_lanes": "number of lanes", "step": "step",
+        "rows": "number of rows", "spec": "kind of row",
+    }  # fmt: skip
+    for field in _SHARED:
+        if body.get(field) != first.get(field):
+            raise ValueError(
+                f"lanes {sorted(map(int, body['lanes']))} in {name} are of another {said[field]}"
+                f" ({body.get(field)!r}) than lanes {sorted(map(int, first['lanes']))} in {other}"
+                f" ({first.get(field)!r})."
+            )
+
+
+# Directories
+
+
+def _write(fs: Any, path: str, data: bytes) -> None:
+    """Writes a file that exists whole or not at all."""
+    if not getattr(fs, "local_file", False):
+        fs.pipe_file(path, data)  # object stores make it visible at once
+        return
+    beside = f"{path}.{os.getpid()}.partial"
+    with open(beside, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+def _steps(fs: Any, root: str) -> dict[int, str]:
+    """Directories by step, whether complete or not."""
+    try:
+        fs.invalidate_cache()
+        entries = fs.ls(root, detail=False)
+    except FileNotFoundError:
+        return {}
+    found = {}
+    for entry in sorted(entries):
+        name = re.fullmatch(r"step_(\d+)", entry.rstrip("/").rsplit("/", 1)[-1])
+        if name and int(name[1]) in found:
+            raise ValueError(f"two checkpoints of step {int(name[1])}: {found[int(name[1])]} and "
+                             f"{entry}. Remove one.")  # fmt: skip
+        if name:
+            found[int(name[1])] = entry.rstrip("/")
+    return found
+
+
+def _manifests(fs: Any, folder: str) -> list[str]:
+    try:
+        names = [entry.rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False)]
+    except FileNotFoundError:
+        return []
+    return sorted(n for n in names if n.startswith("manifest") and n.endswith(".json"))
+
+
+def _prune(fs: Any, root: str, keep: int) -> None:
+    """Removes all but the newest complete checkpoints, and what was left incomplete before them."""
+    folders = _steps(fs, root)
+    complete = sorted(step for step, folder in folders.items() if _manifests(fs, folder))
+    kept = complete[-keep:]
+    for step, folder in folders.items():
+        if step not in kept and kept and step < kept[-1]:
+            for name in _manifests(fs, folder):  # first: what is half removed must not look whole
+                fs.rm_file(f"{folder}/{name}")
+            fs.rm(folder, recursive=True)
+
+
+def _gather(tag: str, payload: str, timeout: float) -> list[str]:
+    """A payload from every host, by the key-value store of `jax.distributed`."""
+    hosts = _compat.distributed_hosts()
+    if hosts.client is None or hosts.process_count == 1:
+        return [payload]
+    key = f"zephon_jax/{tag}"
+    hosts.client.key_value_set(f"{key}/{hosts.process_index}", payload)
+    found = []
+    for process in range(hosts.process_count):
+        try:
+            value = hosts.client.blocking_key_value_get(f"{key}/{process}", int(timeout * 1000))
+        except Exception as error:
+            raise TimeoutError(
+                f"process {process} did not come to {tag!r} within {timeout:g} s: {error}"
+            ) from error
+        found.append(value)
+    # All hosts have come here, so all have read what was gathered before.
+    _read_by_all.append(f"{key}/{hosts.process_index}")
+    while len(_read_by_all) > 1:
+        hosts.client.key_value_delete(_read_by_all.pop(0))
+    return found
+
+
+def save_checkpoint(
+    directory: Any,
+    iterator: Any,
+    step: int | None = None,
+    *,
+    state: Mapping[str, Any] | None = None,
+    keep: int | None = None,
+    timeout: float = 300.0,
+    gather: Gather | None = None,
+) -> str:
+    """Saves where an elastic iterator stands. All hosts call it, with the same arguments.
+
+    Args:
+      directory: Folder or URL (fsspec) that all hosts see; each step is a folder in it.
+      iterator: An elastic iterator, or the `GlobalBatches` on top of one.
+      step: Names the checkpoint; the iterator's own step by default.
+      state: An earlier `get_state()` to save instead of the present one: a snapshot.
+      keep: Remove all but so many of the newest complete checkpoints.
+      timeout: Seconds to wait for the other hosts.
+      gather: Takes (tag, text, timeout) and returns the texts of all hosts, where hosts are not
+        those of `jax.distributed`.
+
+    Returns:
+      The checkpoint's folder.
+
+    Raises:
+      TimeoutError: If another host does not come.
+      RuntimeError: If another host could not write.
+
+    Example:
+      >>> import tempfile, zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(16)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=4)
+      >>> lanes = zx.ElasticIterDataset(
+      ...     source, 4, lambda lane: lane, process_index=0, process_count=1)
+      >>> iterator, again = iter(lanes), iter(lanes)
+      >>> _ = next(iterator)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     _ = zx.save_checkpoint(folder, iterator)
+      ...     step = zx.restore_checkpoint(folder, again)
+      >>> step, next(again)["data"].tolist() == next(iterator)["data"].tolist()
+      (1, True)
+    """
+    gather = gather or _gather
+    state = dict(iterator.get_state() if state is None else state)
+    step = int(state["step"]) if step is None else int(step)
+    fs, root = fsspec.core.url_to_fs(str(directory))
+    folder = f"{root.rstrip('/')}/step_{step:010d}"
+    tag = f"save {next(_saves)} of step {step}"
+    written, error = _write_lanes(fs, folder, state, iterator.dataset.written_lanes)
+    report = json.dumps({"files": written, "error": error})
+    reports = [json.loads(text) for text in gather(tag, report, timeout)]
+    failed = [f"process {p}: {r['error']}" for p, r in enumerate(reports) if r["error"]]
+    if failed:
+        raise RuntimeError(f"step {step} was not saved: {'; '.join(failed)}")
+    done = ""
+    if 0 in iterator.dataset.written_lanes:
+        try:
+            _complete(fs, folder, state, reports)
+            if keep is not None:
+                _prune(fs, root.rstrip("/"), max(1, keep))
+        except Exception as problem:
+            done = f"{type(problem).__name__}: {problem}"
+    failed = [text for text in gather(f"{tag}, manifest", done, timeout) if text]
+    if failed:
+        raise RuntimeError(f"step {step} was not saved: {failed[0]}")
+    return folder
+
+
+def _write_lanes(
+    fs: Any, folder: str, state: Mapping[str, Any], lanes: Iterable[int]
+) -> tuple[dict[str, list[int]], str]:
+    """This host's file: lanes by name, and what went wrong, for the other hosts to know."""
+    try:
+        written = {}
+        fs.makedirs(folder, exist_ok=True)
+        for name, data in to_files(state, lanes).items():
+            _write(fs, f"{folder}/{name}", data)
+            written[name] = list(lanes)
+        return written, ""
+    except Exception as error:
+        return {}, f"{type(error).__name__}: {error}"
+
+
+def _complete(
+    fs: Any, folder: str, state: Mapping[str, Any], reports: Iterable[Mapping[str, Any]]
+) -> None:
+    """Writes the manifest, after a look at all that it names."""
+    files = {name: lanes for report in reports for name, lanes in report["files"].items()}
+    from_files({name: fs.cat_file(f"{folder}/{name}") for name in files})
+    body = {"version": 1, "files": files, **{name: state[name] for name in _SHARED[1:]}}
+    _write(fs, f"{folder}/manifest.json", _wrap(_MANIFEST, body))
+
+
+def restore_checkpoint(directory: Any, iterator: Any, step: int | None = None) -> int:
+    """Goes to where a checkpoint was taken, on any number of hosts. Each host calls it.
+
+    Args:
+      directory: The folder or URL that was saved to.
+      iterator: An elastic iterator, or the `GlobalBatches` on top of one.
+      step: Which checkpoint; the newest complete one by default.
+
+    Returns:
+      The checkpoint's step.
+
+    Raises:
+      FileNotFoundError: If there is no complete checkpoint (of this step).
+      ValueError: If it is damaged, or does not belong to this run and pipeline, naming lane and
+        file. The iterator is then where it was.
+    """
+    fs, root = fsspec.core.url_to_fs(str(directory))
+    folders = _steps(fs, root.rstrip("/"))
+    complete = [n for n in sorted(folders) if _manifests(fs, folders[n])]
+    if not complete or (step is not None and int(step) not in complete):
+        which = "" if step is None else f" of step {step}"
+        raise FileNotFoundError(
+            f"no complete checkpoint{which} in {directory}; complete ones: {complete}."
+        )
+    chosen = complete[-1] if step is None else int(step)
+    files = _read_files(fs, folders[chosen], iterator.dataset.owned_lanes)
+    state = from_files(files, iterator.dataset.owned_lanes)
+    before = iterator.get_state()
+    try:
+        iterator.set_state(state)
+        if state["spec"] and isinstance(error := iterator.peek_error(), PipelineChanged):
+            raise error
+    except ValueError as error:
+        iterator.set_state(before)
+        raise ValueError(f"{folders[chosen]}, files {sorted(files)}: {error}") from error
+    return chosen
+
+
+def _read_files(fs: Any, folder: str, lanes: Iterable[int]) -> dict[str, bytes]:
+    """The files of a checkpoint that hold these lanes."""
+    names = _manifests(fs, folder)
+    if len(names) > 1:
+        raise ValueError(
+            f"{folder} has two manifests, {names}: files of several checkpoints were put together."
+        )
+    path = f"{folder}/{names[0]}"
+    manifest = _unwrap(_MANIFEST, path, fs.cat_file(path))
+    holders = {lane: name for name, held in manifest["files"].items() for lane in held}
+    wanted = sorted({holders[lane] for lane in lanes if lane in holders})
+    files = {}
+    for name in wanted:
+        held = manifest["files"][name]
+        try:
+            files[name] = fs.cat_file(f"{folder}/{name}")
+        except FileNotFoundError:
+            raise ValueError(f"lanes {held} are missing: {folder}/{name} is gone.") from None
+        body = _unwrap(_LANES, f"{folder}/{name} (lanes {held})", files[name])
+        _check_alike(f"{folder}/{name}", body, path, {**manifest, "version": body["version"],
+                                                     "lanes": {}})  # fmt: skip
+    return files
