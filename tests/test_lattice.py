@@ -15,6 +15,9 @@ NAMED_MIXTURES = {
 }
 # The limits to hold; about 1.2 rows and 3.2 slots were measured when the rule was chosen.
 MOST_ROWS, MOST_SLOTS = 1.5, 3.5
+# Among 400 drawn mixtures 12 had a lane whose prefix strays further: 3.675 slots at the worst,
+# which the oracle gives as well, so it is the rule that does.
+MOST_SLOTS_OF_MANY = 4.0
 
 
 @settings(max_examples=400)
@@ -83,10 +86,10 @@ def drawn_weights(rng, k):
     return [int(w) for w in np.ceil(weights / weights.sum() * 2**22)]
 
 
-def check(weights, num_lanes, chunk_size, first_block=0):
+def check(weights, num_lanes, chunk_size, first_block=0, most_slots=MOST_SLOTS):
     rows, slots = measure(weights, num_lanes, chunk_size, first_block)
     assert rows <= MOST_ROWS, (weights, num_lanes, chunk_size, first_block)
-    assert slots <= MOST_SLOTS, (weights, num_lanes, chunk_size, first_block)
+    assert slots <= most_slots, (weights, num_lanes, chunk_size, first_block)
 
 
 @pytest.mark.parametrize("name", NAMED_MIXTURES)
@@ -123,7 +126,8 @@ def test_drawn_mixtures_hold_in_every_batch_and_prefix_many(seed):
     rng = np.random.default_rng(10_000 + seed)
     num_lanes = int(rng.integers(7, 257))
     chunk_size = int(64 * num_lanes * rng.choice([1, 1, rng.uniform(1, 4)]))
-    check(drawn_weights(rng, int(rng.integers(2, 129))), num_lanes, chunk_size, seed)
+    weights = drawn_weights(rng, int(rng.integers(2, 129)))
+    check(weights, num_lanes, chunk_size, seed, MOST_SLOTS_OF_MANY)
 
 
 def test_round_robin_does_not_hold_across_lanes():

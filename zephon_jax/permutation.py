@@ -6,8 +6,9 @@ size, and `invert` goes the other way. An index is written as a cell (left, righ
 between xor of a hash of the row into the column and addition, modulo the rows, of a hash of the
 column into the row: an unbalanced Feistel network whose second half is modular, so the grid
 wastes less than one row. The few cells past the size are walked through until the
-result is in range. Three pairs of rounds shuffle well above 64; below, where a few rounds reach
-only some of the orders, there are twelve.
+result is in range, and half of the keys exchange the first two results, since rounds alone give
+only even orders at some sizes. Three pairs of rounds shuffle well above 64; below, where a few
+rounds reach only some of the orders, there are twelve.
 
 References:
   J. Black and P. Rogaway, "Ciphers with Arbitrary Finite Domains" (2002), for cycle walking;
@@ -41,6 +42,7 @@ class _Grid(NamedTuple):
     shift: Array  # h, the bits of the column
     mask: Array  # 2^h - 1
     rows: Array  # number of rows
+    flip: Array  # 1 where the first two results change places, else 0
     round_keys: tuple[Array, ...]  # uint32, two for each pair of rounds
 
 
@@ -67,7 +69,9 @@ def _make_grid(xp: Any, size: Array, key: Array, pairs: int) -> _Grid:
         mix32(mix32(first + np.uint32((i + 1) * _GOLDEN & 0xFFFFFFFF)) ^ second)
         for i in range(2 * pairs)
     )
-    return _Grid(size, shift, mask, rows, round_keys)
+    # Rounds move whole rows and columns, so at some sizes all orders would be even ones.
+    flip = (mix32(mix32(first) ^ second) & np.uint32(1)).astype(size.dtype) & (size > word(1))
+    return _Grid(size, shift, mask, rows, flip, round_keys)
 
 
 def _scale(hashed: Array, rows: Array) -> Array:
@@ -105,7 +109,19 @@ def _take(grid: _Grid, where: Array) -> _Grid:
         return field if field.size == 1 else field[where]
 
     keys = tuple(pick(key) for key in grid.round_keys)
-    return _Grid(pick(grid.size), pick(grid.shift), pick(grid.mask), pick(grid.rows), keys)
+    fields = (pick(field) for field in grid[:-1])
+    return _Grid(*fields, round_keys=keys)
+
+
+def _map(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
+    """Rounds, and an exchange of the first two results that half of the keys make."""
+
+    def exchange(value: Array) -> Array:
+        return value ^ xp.where(value < value.dtype.type(2), grid.flip, value.dtype.type(0))
+
+    if inverse:
+        return _walk(xp, exchange(index), grid, inverse)
+    return exchange(_walk(xp, index, grid, inverse))
 
 
 def _walk(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
@@ -129,6 +145,8 @@ def _walk(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
 
 
 def _check(index: Array, size: int, key: Array) -> None:
+    if index.size and index.dtype.kind not in "iu":
+        raise TypeError(f"index must hold integers; got dtype {index.dtype}.")
     if is_jax(index) or is_jax(key):
         if size > _MAX_SIZE_32 and not has_x64():
             raise ValueError(
@@ -136,8 +154,6 @@ def _check(index: Array, size: int, key: Array) -> None:
                 " JAX array without x64. Enable jax_enable_x64, or pass NumPy arrays."
             )
         return
-    if index.dtype.kind not in "iu":
-        raise TypeError(f"index must hold integers; got dtype {index.dtype}.")
     if index.size and (index.min() < 0 or index.max() >= size):
         bad = index.min() if index.min() < 0 else index.max()
         raise IndexError(f"index must be in [0, {size}); got {bad}.")
@@ -148,6 +164,8 @@ def _apply(index: Array, size: int, key: Array, inverse: bool) -> Array:
     xp = namespace(index, key)
     index, key = xp.asarray(index), xp.asarray(key)
     _check(index, size, key)
+    if index.dtype.kind not in "iu":
+        index = index.astype(int)  # NumPy takes an empty list for floats
     if key.dtype != xp.uint32 or key.ndim < 1 or key.shape[-1] != 2:
         raise ValueError(f"key must be uint32 of shape (..., 2); got {key.dtype} {key.shape}.")
     word = xp.uint64 if size > _MAX_SIZE_32 else xp.uint32
@@ -156,7 +174,7 @@ def _apply(index: Array, size: int, key: Array, inverse: bool) -> Array:
     keys = key if key.ndim == 1 else xp.broadcast_to(key, (*shape, 2)).reshape(-1, 2)
     sizes = xp.asarray([size], dtype=word)
     grid = _make_grid(xp, sizes, keys, _PAIRS_SMALL if size <= _SMALL else _PAIRS)
-    out = _walk(xp, flat, grid, inverse)
+    out = _map(xp, flat, grid, inverse)
     fits = size - 1 <= xp.iinfo(index.dtype).max
     return out.reshape(shape).astype(index.dtype if fits else xp.int64)
 
@@ -231,4 +249,4 @@ def permute_rows(
     grid = _make_grid(np, same.astype(word), keys, _PAIRS_SMALL if small.any() else _PAIRS)
     if rows is not None:
         grid = _take(grid, rows)
-    return _walk(np, index.astype(word), grid, inverse=False).astype(np.int64)
+    return _map(np, index.astype(word), grid, inverse=False).astype(np.int64)
