@@ -95,7 +95,8 @@ def wrapped(body):
 FIELDS = msgpack.unpackb(msgpack.unpackb(DATA)[2])[1]
 
 
-def with_field(place, value):
+def with_field(name, value):
+    place = zx.MixtureState._fields.index(name)
     return ["MixtureState", [*FIELDS[:place], value, *FIELDS[place + 1 :]]]
 
 
@@ -112,22 +113,23 @@ def words(*values):
         ["Other", FIELDS],
         [1, FIELDS],
         ["MixtureState", [*FIELDS, b""]],
-        with_field(0, 1),
-        with_field(0, "lane"),
-        with_field(0, b"\x00" * 5),
-        with_field(0, words(1)),  # lane 1 of 1
-        with_field(0, words(2**32 - 1)),  # lane -1
-        with_field(1, words(0)),  # of no lanes
-        with_field(2, words(0, 2**31)),  # a negative chunk
-        with_field(2, words(5, 0)),  # a chunk that the carry does not belong to
-        with_field(3, words(99, 0)),  # lanes cut after the chunk
-        with_field(4, words(3, 0)),  # an era that began elsewhere
-        with_field(5, words(7, 0)),
-        with_field(6, words(0, 0, 0, 0)),
-        with_field(6, words(2**32 - 1, 2**32 - 1, 0, 0)),
-        with_field(7, words(1, 1)),
-        with_field(8, FIELDS[8][:-4]),
-        with_field(8, [[]] * 50),
+        with_field("lane", 1),
+        with_field("lane", "lane"),
+        with_field("lane", b"\x00" * 5),
+        with_field("lane", words(1)),  # lane 1 of 1
+        with_field("lane", words(2**32 - 1)),  # lane -1
+        with_field("num_lanes", words(0)),  # of no lanes
+        with_field("lag", words(2)),
+        with_field("chunk", words(0, 2**31)),  # a negative chunk
+        with_field("chunk", words(5, 0)),  # a chunk that the carry does not belong to
+        with_field("origin", words(99, 0)),  # lanes cut after the chunk
+        with_field("era", words(3, 0)),  # an era that began elsewhere
+        with_field("carry", words(7, 0)),
+        with_field("drawn", words(0, 0, 0, 0)),
+        with_field("drawn", words(2**32 - 1, 2**32 - 1, 0, 0)),
+        with_field("ledger", words(1, 1)),
+        with_field("config", FIELDS[-1][:-4]),
+        with_field("config", [[]] * 50),
     ],
 )
 def test_records_that_cannot_be(body):

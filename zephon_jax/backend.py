@@ -18,7 +18,7 @@ from zephon_jax import quota, swrr
 __all__ = ["BACKENDS", "advance_carry", "current_backend", "swrr_orders", "use_backend"]
 
 BACKENDS = ("numpy", "jax")
-_MAX_RARE = 32  # up to here following the rare components alone is faster than stepping all
+_MAX_RARE = 64  # up to here following the rare components alone is faster than stepping all
 _chosen = "numpy"
 
 

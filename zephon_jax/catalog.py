@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax._xp import as_int
 from zephon_jax.formats import ShardFormat, format_of, get_format
 from zephon_jax.formats.base import named_error
 from zephon_jax.formats.files import File, is_local, list_files, read_head
@@ -176,7 +177,7 @@ class Dataset:
           shard_size: Samples to a shard, so that there are shards to shuffle. None for one shard.
 
         Raises:
-          TypeError: If the object has not the two methods.
+          TypeError: If the object has not the two methods, or `shard_size` is no integer.
           ValueError: If `shard_size` is below 1.
 
         Example:
@@ -189,9 +190,8 @@ class Dataset:
                 f"dataset {name!r}: a source needs __len__ and __getitem__; got {source!r}."
             )
         total = len(source)
-        size = max(1, total) if shard_size is None else shard_size
-        if size < 1:
-            raise ValueError(f"dataset {name!r}: shard_size must be at least 1; got {size}.")
+        label = f"dataset {name!r}: shard_size"
+        size = max(1, total) if shard_size is None else as_int(shard_size, label, 1)
         starts = np.arange(0, max(1, total), size)
         kind = f"{type(source).__module__}.{type(source).__qualname__}"
         return cls(
@@ -269,9 +269,10 @@ def _checked_name(name: Any) -> str:
 
 def _checked_counts(name: str, counts: Any) -> np.ndarray:
     """Returns counts as int64 after checking each, without a Python loop over an array."""
-    if isinstance(counts, (str, bytes)) or not hasattr(counts, "__len__"):
+    listed = isinstance(counts, (Sequence, np.ndarray)) and not isinstance(counts, (str, bytes))
+    if not listed:
         raise TypeError(f"dataset {name!r}: counts must be a list of integers; got {counts!r}.")
-    if not isinstance(counts, np.ndarray):
+    if not isinstance(counts, np.ndarray) or counts.dtype == object:
         for kind in set(map(type, counts)):
             if kind is bool or not issubclass(kind, (int, np.integer)):
                 shard, bad = next((i, c) for i, c in enumerate(counts) if type(c) is kind)
@@ -279,7 +280,9 @@ def _checked_counts(name: str, counts: Any) -> np.ndarray:
                     f"dataset {name!r}: counts must be integers; got {bad!r} "
                     f"of type {kind.__name__} for shard {shard}."
                 )
-        counts = np.asarray(list(counts) or [], dtype=object if _is_huge(counts) else np.int64)
+        listed_counts = list(counts)
+        kind = object if _is_huge(listed_counts) else np.int64
+        counts = np.asarray(listed_counts, dtype=kind)
     if counts.ndim != 1:
         raise ValueError(f"dataset {name!r}: counts must be flat; got shape {counts.shape}.")
     if counts.size == 0:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.reading import MixtureReadConfig, Reading, read_order
+from zephon_jax.reading import MixtureReadConfig, Reading, check_read_config, read_order
 
 __all__ = ["MixtureReadConfig", "SampleId", "WorkChunk"]
 
@@ -23,7 +23,10 @@ class SampleId(NamedTuple):
 
 
 def _as_ids(name: str, ids: Any) -> np.ndarray:
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError as error:
+        raise ValueError(f"components[{name!r}] must hold triples of integers: {error}") from None
     if array.size == 0:
         return np.zeros((0, 3), dtype=np.int64)
     if array.dtype.kind not in "iu" or array.ndim != 2 or array.shape[1] != 3:
@@ -33,6 +36,8 @@ def _as_ids(name: str, ids: Any) -> np.ndarray:
         )
     if array.min() < 0:
         raise ValueError(f"components[{name!r}] holds a negative sample id: {array.min()}.")
+    if array.max() >= 1 << 62:
+        raise ValueError(f"components[{name!r}] holds a sample id above 2^62: {array.max()}.")
     return array.astype(np.int64)
 
 
@@ -83,9 +88,15 @@ class WorkChunk:
         if not isinstance(components, Mapping):
             raise TypeError(f"components must be a mapping; got {type(components).__name__}.")
         parts = {name: _as_ids(name, ids) for name, ids in components.items()}
-        for name in [*parts, *(target_mixture or {}), *source_exhausted]:
-            if not isinstance(name, str):
-                raise TypeError(f"component names must be strings; got {name!r}.")
+        _check_names("source_exhausted", source_exhausted, Sequence)
+        if target_mixture is not None:
+            _check_names("target_mixture", target_mixture, Mapping)
+        for name, share in (target_mixture or {}).items():
+            if not isinstance(share, (int, float)) or not 0 <= share <= 1:
+                raise ValueError(
+                    f"target_mixture[{name!r}] must be a share between 0 and 1; got {share!r}."
+                )
+        _check_names("components", parts, Mapping)
         num_lanes = as_int(num_lanes, "num_lanes", 1)
         self._fill(
             names=tuple(parts),
@@ -185,17 +196,19 @@ class WorkChunk:
 
         Returns:
           Component indices, int32 (n,), places in the order of `components`, and sample ids,
-          int64 (n, 3).
+          int64 (n, 3). Read-only where others may share them.
 
         Raises:
           ValueError: If the mode needs a seed and there is none.
         """
-        config = MixtureReadConfig() if config is None else config
+        config = check_read_config(config)
         if config in self._kept:
             return self._kept[config]
         reading = self._reading(config)
         result = reading.component, self._ids[reading.source]
         if config.precompute:
+            for array in result:
+                array.setflags(write=False)
             self._kept[config] = result
         return result
 
@@ -206,6 +219,15 @@ class WorkChunk:
             self.counts, config, names=self._names, seed=self.seed, chunk_index=chunk_index,
             slot=self.slot, num_lanes=self.num_lanes, size=whole, upcoming=self._upcoming,
         )  # fmt: skip
+
+
+def _check_names(argument: str, names: Any, kind: type) -> None:
+    if isinstance(names, str) or not isinstance(names, kind):
+        what = "a mapping by component name" if kind is Mapping else "a sequence of names"
+        raise TypeError(f"{argument} must be {what}; got {names!r}.")
+    for name in names:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} must name components by strings; got {name!r}.")
 
 
 def _rebuild(fields: dict[str, Any]) -> WorkChunk:

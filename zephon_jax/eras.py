@@ -22,6 +22,7 @@ from zephon_jax.allocation import Allocation
 __all__ = ["Era", "Eras", "Position", "Rules", "Span"]
 
 UNCAPPED = -1
+MAX_SAMPLES = 1 << 62  # counts of samples stay below, so that 64 bits hold them
 _FAR = 1 << 62
 
 
@@ -29,7 +30,6 @@ _FAR = 1 << 62
 class Rules:
     """What decides when components leave and runs end. Arrays are (k,), in component order."""
 
-    names: tuple[str, ...]
     fractions: tuple[Fraction, ...]  # original shares, 0 for components that are not active
     totals: np.ndarray  # int64, samples in a pass
     caps: np.ndarray  # int64, samples after which the run ends, or UNCAPPED
@@ -86,6 +86,7 @@ class Eras:
     _allocations: dict[bytes, Allocation] = field(default_factory=dict)
     _starts: list[Position] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
+    _begun: Span | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def start(self) -> Position:
@@ -99,9 +100,9 @@ class Eras:
             return None
         name = active.tobytes()
         if name not in self._allocations:
-            make = quota.fixed_shares if self.rules.fixed else quota.shares
-            shares = zip(self.rules.names, self.rules.fractions, active, strict=True)
-            weights = {n: share if on else 0 for n, share, on in shares}
+            make = quota.fixed_shares_of if self.rules.fixed else quota.shares_of
+            shares = zip(self.rules.fractions, active, strict=True)
+            weights = [share if on else Fraction(0) for share, on in shares]
             self._allocations[name] = Allocation(make(weights, self.rules.chunk_size))
         return self._allocations[name]
 
@@ -280,10 +281,16 @@ class Eras:
         guess = self._first_chunks(start)
         if guess is None:
             return None
+        most = MAX_SAMPLES // self.rules.chunk_size - start.chunk_index
         while True:
-            end, more = self._within(start, start.chunk_index + guess)
+            end, more = self._within(start, start.chunk_index + min(guess, most))
             if more or self.ended(end):
                 return end, more
+            if guess >= most:
+                raise ValueError(
+                    "the run is longer than 2^62 samples, and has no length that 64 bits hold."
+                    " Lower stop_after_passes or max_repeats, or let the datasets repeat for ever."
+                )
             guess *= 2
 
     def _next_span(self, start: Position, first_sample: int) -> Span:
@@ -305,22 +312,54 @@ class Eras:
 
     def _span_of_sample(self, index: int) -> Span | None:
         while True:
-            if self._spans:
-                place = bisect.bisect_right([s.first_sample for s in self._spans], index) - 1
+            place = bisect.bisect_right([s.first_sample for s in self._spans], index) - 1
+            if place >= 0:
                 span = self._spans[place]
                 if index < span.first_sample + span.num_samples:
                     return span
                 if self._spans[-1].last:
                     return None
-                last = self._spans[-1]
-                start = self.seek(last.start.chunk_index + last.num_chunks)
-                self._spans.append(self._next_span(start, last.first_sample + last.num_samples))
-            else:
-                self._spans.append(self._next_span(self.start(), 0))
+            begun = self._begun_span(*self._after_spans(), index)
+            if begun is not None:
+                return begun
+            self._spans.append(self._next_span(*self._after_spans()))
+
+    def _after_spans(self) -> tuple[Position, int]:
+        """Where the first era begins whose end is not known yet, and its first sample."""
+        if not self._spans:
+            return self.start(), 0
+        last = self._spans[-1]
+        start = self.seek(last.start.chunk_index + last.num_chunks)
+        return start, last.first_sample + last.num_samples
+
+    def _begun_span(self, start: Position, first_sample: int, index: int) -> Span | None:
+        """The part of an era up to a sample, where the era lasts so long: its end may be far."""
+        allocation, known = start.era.allocation, self._begun
+        if allocation is None or allocation.closed:
+            return None  # the end is found at once
+        if known is None or known.first_sample != first_sample:
+            known = Span(start, first_sample, 0, 0, False)
+        if index < first_sample + known.num_samples:
+            return known
+        num_chunks = (index - first_sample) // self.rules.chunk_size
+        guess = self._first_chunks(start)
+        if guess is None or num_chunks > guess:
+            return None
+        here, more = self._within(start, start.chunk_index + num_chunks)
+        drawn = self.step(here)
+        if more or drawn is None or here.chunk_index != start.chunk_index + num_chunks:
+            return None
+        num_samples = num_chunks * self.rules.chunk_size + int(drawn[0].sum())
+        if index >= first_sample + num_samples:
+            return None
+        self._begun = Span(start, first_sample, num_chunks + 1, num_samples, False)
+        return self._begun
 
     def num_samples(self) -> int:
         """Samples in the whole run, which must end."""
         assert not self.endless
-        self.span_of_sample(_FAR)
+        with self._lock:
+            while not self._spans or not self._spans[-1].last:
+                self._spans.append(self._next_span(*self._after_spans()))
         last = self._spans[-1]
         return last.first_sample + last.num_samples

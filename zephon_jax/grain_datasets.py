@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -14,8 +15,14 @@ import numpy as np
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.reader import Reader, default_reader
-from zephon_jax.reading import MixtureReadConfig
-from zephon_jax.source import WorkSource, check_lane, state_from_dict, state_to_dict
+from zephon_jax.reading import MixtureReadConfig, check_read_config
+from zephon_jax.source import (
+    WorkSource,
+    check_lane,
+    check_source,
+    state_from_dict,
+    state_to_dict,
+)
 
 __all__ = ["LaneIterDataset", "MixtureMapDataset"]
 
@@ -66,12 +73,13 @@ class MixtureMapDataset(grain.MapDataset):
 
     def __init__(self, source: WorkSource, read_config: MixtureReadConfig | None = None):
         super().__init__()
+        check_source(source)
         if not source.supports_indexing():
             raise TypeError(
                 f"MixtureMapDataset needs a source with random access; {type(source).__name__}"
                 " does not support indexing. Use LaneIterDataset."
             )
-        self._source, self._read_config = source, read_config
+        self._source, self._read_config = source, check_read_config(read_config)
         self._length = len(source)
         names = {d: dataset.name for d, dataset in source.datasets_by_id.items()}
         ids = source.component_ids()
@@ -158,9 +166,10 @@ class LaneIterDataset(grain.IterDataset):
         read_config: MixtureReadConfig | None = None,
     ):
         super().__init__()
+        check_source(source)
         self.source = source
         self.lane, self.num_lanes = check_lane(lane, num_lanes)
-        self.read_config = read_config
+        self.read_config = check_read_config(read_config)
         self._slice = slice(0, None, 1)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
@@ -290,7 +299,7 @@ class _LaneIterator(grain.DatasetIterator):
         """The lane's place as plain JSON."""
         if self._encoded is None:
             self._encoded = state_to_dict(self._state)
-        return {**self._encoded, "slot": self._slot}
+        return {**self._encoded, "slot": self._slot, "check": _check_of(self._encoded, self._slot)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a place that `get_state` described. On an error nothing has changed.
@@ -299,14 +308,20 @@ class _LaneIterator(grain.DatasetIterator):
           ValueError: If it belongs to another lane, number of lanes or source.
         """
         decoded = state_from_dict(self._dataset.source, state, self._lane)
-        try:
-            slot = as_int(state.get("slot"), "slot", 0)
-        except TypeError as error:
-            raise ValueError(f"not the state of a lane: {error}") from None
+        slot = state.get("slot")
+        if type(slot) is not int or slot < 0 or state.get("check") != _check_of(state, slot):
+            raise ValueError(
+                f"not the state of a lane, or damaged: slot = {slot!r} does not fit its check."
+            )
         self._go_to(decoded, slot)
 
     def __str__(self) -> str:
         return f"LaneIterator({self._dataset})"
+
+
+def _check_of(state: Mapping[str, Any], slot: int) -> int:
+    """Ties a slot to the encoded state it belongs to, whose own checksum does not know it."""
+    return zlib.crc32(f"{state['state']}:{slot}".encode())
 
 
 def _distinct_shards(ids: np.ndarray) -> np.ndarray:

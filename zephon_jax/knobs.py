@@ -16,7 +16,7 @@ from zephon_jax.cursor import block_size
 from zephon_jax.eras import UNCAPPED, Rules
 from zephon_jax.keys import digest_words
 from zephon_jax.lanes import ASSIGNMENTS
-from zephon_jax.weights import MixtureSpec
+from zephon_jax.weights import MixtureSpec, warn_if_moved
 
 __all__ = [
     "ALLOCATIONS",
@@ -32,7 +32,7 @@ __all__ = [
 ORDER_VERSION = 1
 POLICIES = ("stop", "repeat", "redistribute")
 ALLOCATIONS = ("incremental", "fixed")
-_MAX_COUNT = (1 << 62) - 1
+_MAX_COUNT = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,19 @@ def _warn_without_effect(knobs: Knobs) -> None:
     if not all(knobs.reshuffle_on_repeat) and not (shuffled and any(repeating)):
         said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
     for text in said[:8]:
-        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=4)
+        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=5)
+
+
+def _check_sizes(knobs: Knobs, totals: np.ndarray) -> None:
+    """Refuses runs whose counts would not fit into 64 bits."""
+    passes = knobs.stop_after_passes or 1
+    for name, total, repeats in zip(knobs.names, totals.tolist(), knobs.max_repeats, strict=True):
+        times = max(passes, 1 if repeats is None else repeats + 1)
+        if total * times > _MAX_COUNT:
+            raise ValueError(
+                f"dataset {name!r} has {total} samples and may be gone through {times} times; the"
+                f" product must be at most 2^60. Lower stop_after_passes or max_repeats."
+            )
 
 
 def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
@@ -213,6 +225,8 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
       ValueError: If an active dataset has no samples, or can never give its first quota.
     """
     _warn_without_effect(knobs)
+    warn_if_moved(knobs.fractions, knobs.names, level=4)
+    _check_sizes(knobs, totals)
     active = np.fromiter((share > 0 for share in knobs.fractions), dtype=bool)
     leaves = np.fromiter((p == "redistribute" for p in knobs.exhausted_policy), dtype=bool)
     caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
@@ -222,7 +236,7 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
         if policy == "stop":
             caps[d] = totals[d]
         elif policy == "repeat" and repeats is not None:
-            caps[d] = min((repeats + 1) * int(totals[d]), _MAX_COUNT)
+            caps[d] = (repeats + 1) * int(totals[d])
     empty = np.flatnonzero(active & ~leaves & (totals == 0))
     if empty.size:
         raise ValueError(
@@ -230,7 +244,6 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
             " needs some. Give it weight 0, or exhausted_policy 'redistribute'."
         )
     return Rules(
-        names=knobs.names,
         fractions=knobs.fractions,
         totals=totals,
         caps=caps,
@@ -257,6 +270,12 @@ def check_datasets(datasets: Any) -> tuple[Any, ...]:
     for place, dataset in enumerate(datasets):
         if not hasattr(dataset, "shard_counts") or not hasattr(dataset, "name"):
             raise TypeError(f"datasets[{place}] must be a zx.Dataset; got {dataset!r}.")
+        counts = np.asarray(dataset.shard_counts)
+        if counts.dtype.kind not in "iu" or counts.ndim != 1 or counts.min(initial=0) < 0:
+            raise ValueError(
+                f"datasets[{place}].shard_counts must be integers of shape (num_shards,) that are"
+                f" not negative; got {counts}."
+            )
         if dataset.name in seen:
             raise ValueError(
                 f"dataset names must be unique; datasets[{seen[dataset.name]}] and"

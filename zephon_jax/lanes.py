@@ -20,12 +20,25 @@ __all__ = ["ASSIGNMENTS", "chunk_of_lane", "lane_of_chunk"]
 
 ASSIGNMENTS = ("permute", "modulo")
 _MAX_LANES = 1 << 31
+_MAX_CHUNK = (1 << 62) - 1
 
 
 def _check(num_lanes: int, assignment: str) -> int:
     if assignment not in ASSIGNMENTS:
         raise ValueError(f"lane_assignment must be one of {ASSIGNMENTS}; got {assignment!r}.")
     return as_int(num_lanes, "num_lanes", 1, _MAX_LANES)
+
+
+def _widen(array: Array) -> Array:
+    """Small NumPy integers as int64, so that sums and products do not wrap."""
+    return array.astype(np.int64) if namespace(array) is np else array
+
+
+def _narrow(array: Array, like: Array) -> Array:
+    """Back to the dtype that was given, where it holds the values."""
+    if namespace(array) is not np or not array.size or array.max() > np.iinfo(like.dtype).max:
+        return array
+    return array.astype(like.dtype)
 
 
 def _checked_index(value: Any, name: str, high: int | None = None) -> tuple[Any, Array]:
@@ -57,7 +70,8 @@ def lane_of_chunk(
       origin: First chunk dealt in this way, where lanes were cut anew in mid-run.
 
     Returns:
-      Integers of the shape and dtype of `chunk_index`, in [0, num_lanes).
+      Integers in [0, num_lanes) of the shape of `chunk_index`, and of its dtype or, where that is
+      too narrow, int64.
 
     Raises:
       TypeError, ValueError: If an argument is not allowed.
@@ -68,16 +82,17 @@ def lane_of_chunk(
       >>> sorted(lanes.lane_of_chunk(np.arange(4, 8), 4, seed=0).tolist())
       [0, 1, 2, 3]
     """
-    num_lanes = _check(num_lanes, assignment)
-    xp, chunk = _checked_index(chunk_index, "chunk_index")
+    num_lanes, seed = _check(num_lanes, assignment), as_int(seed, "seed")
+    xp, given = _checked_index(chunk_index, "chunk_index", _MAX_CHUNK)
+    chunk = _widen(given)
     since = chunk - origin
     if xp is np and since.size and since.min() < 0:
         raise ValueError(f"chunk_index must be at least origin = {origin}; got {chunk.min()}.")
     slot = since % num_lanes
-    if assignment == "modulo" or num_lanes == 1:
-        return slot
-    keys = _block_keys(since // num_lanes, num_lanes, seed, origin)
-    return permute(slot, num_lanes, keys).reshape(slot.shape)
+    if assignment == "permute" and num_lanes > 1:
+        keys = _block_keys(since // num_lanes, num_lanes, seed, origin)
+        slot = permute(slot, num_lanes, keys).reshape(slot.shape)
+    return _narrow(slot, given)
 
 
 def chunk_of_lane(
@@ -112,8 +127,9 @@ def chunk_of_lane(
       >>> lanes.lane_of_chunk(chunks, 4, seed=0).tolist()
       [2, 2, 2, 2, 2]
     """
-    num_lanes = _check(num_lanes, assignment)
-    _, step = _checked_index(lane_step, "lane_step")
+    num_lanes, seed = _check(num_lanes, assignment), as_int(seed, "seed")
+    _, given = _checked_index(lane_step, "lane_step", _MAX_CHUNK // num_lanes)
+    step = _widen(given)
     xp, place = _checked_index(lane, "lane", num_lanes - 1)
     xp = namespace(step, place)
     place = xp.broadcast_to(
@@ -122,4 +138,4 @@ def chunk_of_lane(
     if assignment == "permute" and num_lanes > 1:
         keys = _block_keys(step, num_lanes, seed, origin)
         place = invert(place, num_lanes, keys).reshape(place.shape)
-    return origin + step * num_lanes + place
+    return _narrow(origin + step * num_lanes + place, given)

@@ -82,7 +82,8 @@ def order(counts: Array, slot: Any, num_lanes: int, size: int | None = None) -> 
       slot: The chunk's slot in its block of lanes, 0 to num_lanes - 1. May be traced, as the
         counts may, where there are at most 2^15 lanes.
       num_lanes: Lanes that read in lockstep, a Python int.
-      size: Slots to give out, static under `jit`; C by default. Slots past C hold -1.
+      size: Slots to give out, C by default. Slots past C hold -1. Under `jit` it is static and at
+        least C, which cannot be checked there.
 
     Returns:
       int32 (size,), NumPy or JAX as the counts (or the slot) are.
@@ -105,6 +106,10 @@ def order(counts: Array, slot: Any, num_lanes: int, size: int | None = None) -> 
     if not is_tracer(slot):
         slot = as_int(slot, "slot", 0, num_lanes - 1)
     xp = namespace(counts, slot)
+    if xp is not np and not is_tracer(counts):
+        # Ranks are among all of the chunk's slots, so a part of an order is cut from the whole.
+        whole = max(size, int(counts.sum()))
+        return _order_jax(xp, xp.asarray(counts), slot, num_lanes, whole)[:size]
     if xp is not np:
         return _order_jax(xp, xp.asarray(counts), slot, num_lanes, size)
     total = int(counts.sum())

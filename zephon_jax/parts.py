@@ -6,6 +6,7 @@ shard, so it takes memory for the shards only and is the same on every host and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
@@ -53,12 +54,14 @@ def _bounds(fractions: Mapping[str, float | Fraction]) -> np.ndarray:
     """
     if not fractions:
         raise ValueError("split needs at least one part, as name=fraction.")
-    exact = []
+    exact: list[Fraction] = []
     for name, value in fractions.items():
         try:
             exact.append(Fraction(str(value)) if isinstance(value, float) else Fraction(value))
         except (ValueError, TypeError):
-            raise ValueError(f"the fraction of part {name!r} must be a number; got {value!r}.")
+            raise ValueError(
+                f"the fraction of part {name!r} must be a number; got {value!r}."
+            ) from None
         if isinstance(value, bool) or exact[-1] <= 0:
             raise ValueError(f"the fraction of part {name!r} must be above 0; got {value!r}.")
     total = sum(exact)
@@ -66,7 +69,7 @@ def _bounds(fractions: Mapping[str, float | Fraction]) -> np.ndarray:
         raise ValueError(f"the fractions must not sum to more than 1; got {float(total)}.")
     if total > 1 - Fraction(1, 10**9):  # Three times 0.333... is meant to be all.
         exact[-1] += 1 - total
-    ends = np.cumsum([Fraction(0), *exact])
+    ends = itertools.accumulate(exact, initial=Fraction(0))
     return np.array([round(end * _ONE) for end in ends], dtype=np.int64)
 
 

@@ -16,13 +16,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._xp import Array, as_int, namespace
-from zephon_jax.weights import MixtureSpec, exact_weight, integer_weights, largest_remainder
+from zephon_jax.weights import (
+    MixtureSpec,
+    exact_weight,
+    integer_weights,
+    largest_remainder,
+    warn_if_moved,
+)
 
 __all__ = [
     "MAX_CHUNK_SIZE",
     "Shares",
     "drawn_after",
     "fixed_shares",
+    "fixed_shares_of",
     "forward",
     "init_carry",
     "is_closed_form",
@@ -30,6 +37,7 @@ __all__ = [
     "quotas_between",
     "rare_components",
     "shares",
+    "shares_of",
     "steady_carry",
     "step",
 ]
@@ -49,11 +57,17 @@ class Shares(NamedTuple):
 
 
 def _exact(weights: Any) -> list[Fraction]:
+    """Exact weights of a mapping or a sequence, with a warning where rounding will show."""
     if isinstance(weights, Mapping):
-        return list(MixtureSpec(weights).values())
+        spec = MixtureSpec(weights)
+        warn_if_moved(list(spec.values()), list(spec), level=3)
+        return list(spec.values())
+    if not isinstance(weights, (Sequence, np.ndarray)) or isinstance(weights, (str, bytes)):
+        raise TypeError(f"weights must be a mapping or a sequence of numbers; got {weights!r}.")
     exact = [exact_weight(weight, f"weights[{d}]") for d, weight in enumerate(weights)]
     if not any(exact):
         raise ValueError(f"weights must hold a positive number; got {list(weights)!r}.")
+    warn_if_moved(exact, None, level=3)
     return exact
 
 
@@ -87,8 +101,12 @@ def shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) -> Share
       ([3, 1], [-2, 2])
     """
     chunk_size = as_int(chunk_size, "chunk_size", 1, MAX_CHUNK_SIZE)
-    names = list(weights) if isinstance(weights, Mapping) else None
-    units, total = integer_weights(_exact(weights), names)
+    return shares_of(_exact(weights), chunk_size)
+
+
+def shares_of(weights: Sequence[Fraction], chunk_size: int) -> Shares:
+    """The same from exact weights and a size that have been checked, without a warning."""
+    units, total = integer_weights(weights)
     return _make_shares(
         [unit * chunk_size // total for unit in units],
         [unit * chunk_size % total for unit in units],
@@ -111,7 +129,16 @@ def fixed_shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) ->
       [3, 1, 0]
     """
     chunk_size = as_int(chunk_size, "chunk_size", 1, MAX_CHUNK_SIZE)
-    units, total = integer_weights(_exact(weights))
+    return fixed_shares_of(_exact(weights), chunk_size)
+
+
+def fixed_shares_of(weights: Sequence[Fraction], chunk_size: int) -> Shares:
+    """The same from exact weights and a size that have been checked, without a warning.
+
+    Raises:
+      ValueError: If there are more active components than slots.
+    """
+    units, total = integer_weights(weights)
     active = sum(unit > 0 for unit in units)
     if active > chunk_size:
         raise ValueError(
@@ -163,7 +190,7 @@ def step(shares: Shares, carry: Array) -> tuple[Array, Array]:
       [6, 2]
     """
     xp = namespace(carry, shares.whole)
-    unit = xp.asarray(shares.unit)
+    carry, unit = xp.asarray(carry, dtype=xp.int32), xp.asarray(shares.unit)
     total = carry + shares.rem
     # A component without a whole sample that is ahead of its share waits; only then is it clipped.
     floor = xp.where((total < 0) & (shares.whole == 0), 0, xp.floor_divide(total, unit))

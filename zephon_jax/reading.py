@@ -20,7 +20,7 @@ from zephon_jax._xp import as_int
 from zephon_jax.keys import make_key
 from zephon_jax.permutation import permute
 
-__all__ = ["MODES", "MixtureReadConfig", "Reading", "read_order"]
+__all__ = ["MODES", "MixtureReadConfig", "Reading", "check_read_config", "read_order"]
 
 MODES = ("smooth_weighted_round_robin", "weighted_random", "lattice")
 _MAX_REMEMBERED = 1 << 20  # slots of round robin orders kept, 8 bytes each
@@ -145,6 +145,22 @@ def _shuffle_each(
         key = make_key(seed, "read", "within", chunk_index, names[d])
         moved[begin:end] = begin + permute(np.arange(end - begin), end - begin, key)
     return Reading(reading.component, moved[reading.source])
+
+
+def check_read_config(config: MixtureReadConfig | None) -> MixtureReadConfig:
+    """Returns a reading configuration, the default for None.
+
+    Raises:
+      TypeError: If it is something else.
+    """
+    if config is None:
+        return MixtureReadConfig()
+    if not isinstance(config, MixtureReadConfig):
+        raise TypeError(
+            f"read_config must be a MixtureReadConfig; got {config!r}. For a mode alone, give"
+            " MixtureReadConfig(mode=...)."
+        )
+    return config
 
 
 def read_order(

@@ -18,13 +18,16 @@ def _boundary(states: Sequence[MixtureState], num_lanes: int) -> MixtureState:
     if len(set(chunks)) == 1:
         return states[0]
     origin = from_words(states[0].origin)
-    blocks = {(chunk - origin) // num_lanes for chunk in chunks}
+    blocks = {
+        (chunk - origin) // num_lanes + int(state.lag)
+        for chunk, state in zip(chunks, states, strict=True)
+    }
     start = origin + min(blocks) * num_lanes
     if len(blocks) > 1 or start not in chunks:
-        lag = {int(s.lane): chunk for s, chunk in zip(states, chunks, strict=True)}
+        at = {int(s.lane): chunk for s, chunk in zip(states, chunks, strict=True)}
         raise ValueError(
             "lanes can only be cut anew where all have read the same number of chunks; got next"
-            f" chunks by lane {lag}. Step the lanes that lag behind until all are in one block of"
+            f" chunks by lane {at}. Step the lanes that lag behind until all are in one block of"
             f" {num_lanes} chunks."
         )
     return states[chunks.index(start)]
@@ -82,6 +85,7 @@ def relane(states: Sequence[MixtureState], num_lanes: int) -> list[MixtureState]
         at._replace(
             lane=np.asarray(lane, dtype=np.int32),
             num_lanes=np.asarray(num_lanes, dtype=np.int32),
+            lag=np.asarray(0, dtype=np.int32),
             origin=at.chunk,
         )
         for lane in range(num_lanes)

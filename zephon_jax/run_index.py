@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax._xp import as_int
 from zephon_jax.cursor import Cursor, make_cursor, sample_ids
-from zephon_jax.eras import Eras
+from zephon_jax.eras import MAX_SAMPLES, Eras
 from zephon_jax.keys import digest_words
 from zephon_jax.knobs import Knobs
 from zephon_jax.reading import MixtureReadConfig, Reading, read_order
@@ -57,11 +58,18 @@ class RunIndex:
 
     def _checked_indices(self, indices: Any) -> np.ndarray:
         array = np.asarray(indices)
-        if array.dtype.kind not in "iu" and array.size:
+        if array.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if array.ndim != 1:
+            raise ValueError(f"indices must have shape (n,); got {array.shape}.")
+        if array.dtype == object:  # Python ints that no NumPy type holds
+            for index in array.tolist():
+                as_int(index, "an index")
+        elif array.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers; got dtype {array.dtype}.")
-        array = array.astype(np.int64).reshape(-1)
-        if not array.size:
-            return array
+        if max(abs(int(array.max())), abs(int(array.min()))) >= MAX_SAMPLES:
+            raise IndexError(f"sample indices must be below 2^62; got {array.max()}.")
+        array = array.astype(np.int64)
         if array.min() < 0:
             if self._eras.endless:
                 raise IndexError(f"negative indices need an end to count from; got {array.min()}.")
@@ -111,8 +119,9 @@ class RunIndex:
         chunks, slots = np.empty_like(wanted), np.empty_like(wanted)
         todo = np.ones(wanted.shape, dtype=bool)
         while todo.any():
-            span = self._eras.span_of_sample(int(wanted[todo][0]))
-            assert span is not None
+            # The last one first: a part of an era up to it holds the earlier ones too.
+            span = self._eras.span_of_sample(int(wanted[todo].max()))
+            assert span is not None  # the indices were checked
             inside = wanted - span.first_sample
             mine = todo & (inside >= 0) & (inside < span.num_samples)
             step, slots[mine] = np.divmod(inside[mine], self._knobs.chunk_size)

@@ -22,6 +22,7 @@ __all__ = [
     "LaneShell",
     "WorkSource",
     "check_lane",
+    "check_source",
     "decode_state",
     "lane_of",
     "state_from_dict",
@@ -43,6 +44,16 @@ def check_lane(lane: Any, num_lanes: Any) -> tuple[int, int]:
             f"lane must be in [0, num_lanes); got lane = {lane} and num_lanes = {num_lanes}."
         )
     return lane, num_lanes
+
+
+def check_source(source: Any) -> None:
+    """Checks that something is a source.
+
+    Raises:
+      TypeError: If it is not.
+    """
+    if not isinstance(source, WorkSource):
+        raise TypeError(f"source must be a zx.WorkSource; got {source!r}.")
 
 
 def lane_of(state: Any) -> tuple[int, int]:
@@ -67,7 +78,12 @@ def _checked_init(init: Callable[..., Any]) -> Callable[..., Any]:
 def _checked_next(next_chunk: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(next_chunk)
     def checked(self: WorkSource, state: Any) -> tuple[WorkChunk | None, Any]:
-        chunk, after = next_chunk(self, state)
+        drawn = next_chunk(self, state)
+        if not isinstance(drawn, tuple) or len(drawn) != 2:
+            raise TypeError(
+                f"{type(self).__name__}.next_chunk must return a chunk and a state; got {drawn!r}."
+            )
+        chunk, after = drawn
         if chunk is not None:
             self.check_chunk(chunk)
         return chunk, after
@@ -153,6 +169,12 @@ class WorkSource(abc.ABC):
         if not isinstance(chunk, WorkChunk):
             raise TypeError(f"next_chunk must return a WorkChunk or None; got {chunk!r}.")
         declared = self.component_ids()
+        numbers = list(declared.values())
+        if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
+            raise ValueError(
+                f"{type(self).__name__}.component_ids() must give unique ids that are not"
+                f" negative; got {dict(declared)}."
+            )
         unknown = [name for name in chunk.names if name not in declared]
         if unknown:
             raise ValueError(
@@ -235,6 +257,7 @@ def decode_state(source: WorkSource, data: bytes) -> Any:
       ValueError: If the bytes are cut, changed or foreign, or the state belongs to a source with
         other data or settings, naming what differs.
     """
+    check_source(source)
     state = decode_fields(source.init(), data)
     source.check_state(state)
     return state

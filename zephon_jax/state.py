@@ -22,6 +22,7 @@ class MixtureState(NamedTuple):
 
     lane: Any  # int32 ()
     num_lanes: Any  # int32 ()
+    lag: Any  # int32 (), 1 where the lane has read its chunk of the block that `chunk` lies in
     chunk: Any  # uint32 (2,), low and high word: the lane's next chunk is its first from here on
     origin: Any  # uint32 (2,), chunk from which lanes are dealt, not 0 after they were cut anew
     era: Any  # uint32 (2,), chunk at which the set of active components last changed

@@ -16,7 +16,7 @@ from zephon_jax import lanes
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.cursor import sample_ids
-from zephon_jax.eras import UNCAPPED, Eras, Position
+from zephon_jax.eras import MAX_SAMPLES, UNCAPPED, Eras, Position
 from zephon_jax.knobs import (
     CONFIG_THINGS,
     check_datasets,
@@ -24,7 +24,7 @@ from zephon_jax.knobs import (
     make_knobs,
     make_rules,
 )
-from zephon_jax.reading import MixtureReadConfig
+from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_index import RunIndex
 from zephon_jax.source import WorkSource, check_lane
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
@@ -104,24 +104,31 @@ class StaticMixtureWorkSource(WorkSource):
         lane_assignment: str = "permute",
         allocation: str = "incremental",
     ):
-        self._settings = {
-            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        settings = {
+            # Copies: what the caller does to a mapping later must not reach a pickled source.
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in locals().items()
+            if name not in ("self", "datasets", "__class__")
         }
-        self._datasets = check_datasets(datasets)
-        names = [dataset.name for dataset in self._datasets]
-        settings = {n: v for n, v in self._settings.items() if n != "datasets"}
+        self._build(check_datasets(datasets), settings)
+
+    def _build(self, datasets: tuple[Any, ...], settings: dict[str, Any]) -> None:
+        """Makes everything that follows from the arguments."""
+        self._datasets, self._settings = datasets, settings
+        names = [dataset.name for dataset in datasets]
         self._knobs = make_knobs(names, **settings)
-        self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in self._datasets]
+        self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in datasets]
         totals = np.asarray([int(counts.sum()) for counts in self._counts], dtype=np.int64)
         self._eras = Eras(make_rules(self._knobs, totals))
         self._config = config_digests(self._knobs, self._counts)
-        self._by_id = MappingProxyType(dict(enumerate(self._datasets)))
+        self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
         self._targets: dict[bytes, dict[str, float]] = {}
         self._recent: OrderedDict[int, Position] = OrderedDict()
         self._lock = threading.Lock()
         self._index = RunIndex(self._eras, self._knobs, self._counts)
         self._check_first_quotas()
+        self._built = frozenset(vars(self)) | {"_built"}
 
     def _check_first_quotas(self) -> None:
         start, rules = self._eras.start(), self._eras.rules
@@ -137,8 +144,16 @@ class StaticMixtureWorkSource(WorkSource):
                 f"{self._knobs.chunk_size} or its weight, or use 'repeat' or 'redistribute'."
             )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self._settings)
+    def __getstate__(self) -> dict[str, Any]:
+        # What a subclass adds travels as it is; the rest follows from the arguments.
+        own = {name: value for name, value in vars(self).items() if name not in self._built}
+        return {"datasets": self._datasets, "settings": self._settings, "own": own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once, where the source was first made
+            self._build(state["datasets"], state["settings"])
+        vars(self).update(state["own"])
 
     def __repr__(self) -> str:
         knobs = self._knobs
@@ -183,7 +198,8 @@ class StaticMixtureWorkSource(WorkSource):
           TypeError, ValueError: If an argument is not allowed.
         """
         lane, num_lanes = check_lane(lane, num_lanes)
-        chunk_index = as_int(chunk_index, "chunk_index", 0, 1 << 60)
+        most = MAX_SAMPLES // self._knobs.chunk_size - num_lanes
+        chunk_index = as_int(chunk_index, "chunk_index", 0, most)
         first = self._lane_chunk(chunk_index, lane, num_lanes, origin=0)
         return self._state(self._eras.seek(first), lane, num_lanes, origin=0)
 
@@ -204,9 +220,14 @@ class StaticMixtureWorkSource(WorkSource):
         self._remember(position)
         listed = len(self._knobs.names) <= MAX_LISTED
         none = np.zeros((0, 2), dtype=np.uint32)
-        return MixtureState(
+        # A lane that has read its chunk of the block in which the run ends stands at the end, as
+        # one does whose chunk would have come later: only `lag` tells them apart.
+        next_chunk = self._lane_chunk(position.chunk_index, lane, num_lanes, origin)
+        lag = (next_chunk - origin) // num_lanes - (position.chunk_index - origin) // num_lanes
+        state = MixtureState(
             lane=np.asarray(lane, dtype=np.int32),
             num_lanes=np.asarray(num_lanes, dtype=np.int32),
+            lag=np.asarray(lag, dtype=np.int32),
             chunk=to_words(position.chunk_index),
             origin=to_words(origin),
             era=to_words(position.era.first_chunk),
@@ -215,6 +236,9 @@ class StaticMixtureWorkSource(WorkSource):
             ledger=none[:, 0] if listed else ledger_digest(position.carry, position.drawn),
             config=self._config,
         )
+        for leaf in state:
+            leaf.setflags(write=False)
+        return state
 
     def _remember(self, position: Position) -> None:
         with self._lock:
@@ -236,7 +260,7 @@ class StaticMixtureWorkSource(WorkSource):
                     f" {chunk_index}."
                 )
             return position
-        carry, drawn = np.asarray(state.carry), from_words(state.drawn)
+        carry, drawn = np.array(state.carry, dtype=np.int32), from_words(state.drawn)
         if (
             known is not None
             and known.era.first_chunk == from_words(state.era)
@@ -250,8 +274,14 @@ class StaticMixtureWorkSource(WorkSource):
         """Checks that a state belongs to this source.
 
         Raises:
+          TypeError: If it is no state of a mixture.
           ValueError: Naming each thing that differs, or what in it is not possible.
         """
+        if not isinstance(state, MixtureState):
+            raise TypeError(
+                f"{type(self).__name__} needs a MixtureState, from init, seek, next_chunk or"
+                f" decode_state; got {type(state).__name__}."
+            )
         config = np.asarray(state.config)
         if not np.array_equal(config, self._config):
             differs = [
@@ -265,9 +295,12 @@ class StaticMixtureWorkSource(WorkSource):
             )
         super().check_state(state)
         chunk, origin, era = (from_words(w) for w in (state.chunk, state.origin, state.era))
-        if not (0 <= origin <= chunk and 0 <= era <= chunk and chunk <= 1 << 61):
+        most = MAX_SAMPLES // self._knobs.chunk_size
+        lag = int(state.lag)
+        if not (0 <= origin <= chunk <= most and 0 <= era <= chunk and lag in (0, 1)):
             raise ValueError(
-                f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era}."
+                f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era},"
+                f" lag = {lag}."
             )
         if not np.asarray(state.ledger).size:
             self._position(state)
@@ -280,7 +313,7 @@ class StaticMixtureWorkSource(WorkSource):
         Raises:
           ValueError: If the state belongs to another source.
         """
-        if state.config is not self._config:
+        if getattr(state, "config", None) is not self._config:
             self.check_state(state)
         lane, num_lanes, origin = int(state.lane), int(state.num_lanes), from_words(state.origin)
         position = self._position(state)
@@ -385,11 +418,5 @@ class StaticMixtureWorkSource(WorkSource):
         Raises:
           IndexError: If an index is out of range.
         """
-        config = MixtureReadConfig() if read_config is None else read_config
+        config = check_read_config(read_config)
         return self._index.sample_ids(indices, as_int(epoch, "epoch", 0), config)
-
-
-def _rebuild(kind: type[StaticMixtureWorkSource], settings: dict[str, Any]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # said once, where the source was first made
-        return kind(**settings)

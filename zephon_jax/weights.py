@@ -16,10 +16,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["MAX_DENOMINATOR", "MixtureSpec", "exact_weight", "integer_weights", "largest_remainder"]
+__all__ = [
+    "MAX_DENOMINATOR",
+    "MixtureSpec",
+    "exact_weight",
+    "integer_weights",
+    "largest_remainder",
+    "warn_if_moved",
+]
 
 MAX_DENOMINATOR = 1 << 29  # quota arithmetic adds three of these in 32 bits
-_TOLERANCE = Fraction(1, 1000)
 
 
 def exact_weight(value: Any, name: str) -> Fraction:
@@ -43,7 +49,10 @@ def exact_weight(value: Any, name: str) -> Fraction:
             f"mixture weights must be numbers; got {name} = {value!r} of type "
             f"{type(value).__name__}."
         )
-    finite = isinstance(value, Fraction) or math.isfinite(value)
+    if isinstance(value, Decimal):
+        finite = value.is_finite()
+    else:
+        finite = not isinstance(value, (float, np.floating)) or math.isfinite(value)
     if not finite or value < 0:
         raise ValueError(
             f"mixture weights must be finite and not negative; got {name} = {value}.\n"
@@ -80,46 +89,67 @@ def _keep_one_each(units: list[int], positive: Sequence[bool]) -> None:
         units[d] -= 1
 
 
-def integer_weights(
-    weights: Sequence[Fraction], names: Sequence[str] | None = None
-) -> tuple[list[int], int]:
+def integer_weights(weights: Sequence[Fraction]) -> tuple[list[int], int]:
     """Brings exact weights to a common denominator.
 
     Args:
       weights: Not negative, at least one positive.
-      names: Names for the warning; places in the sequence where there are none.
 
     Returns:
       Integers w and their sum W: component d's share is w[d] / W. W is at most 2^29; where the
       exact one is larger, the shares are rounded to W = 2^29 units by largest remainder, each
-      positive one keeping at least one unit, and a warning names those that move by more than a
-      thousandth of themselves.
+      positive one keeping at least one unit. `warn_if_moved` says where that shows.
 
     Example:
       >>> integer_weights([Fraction(1, 2), Fraction(1, 3)])
       ([3, 2], 5)
     """
-    # A scale common to all keeps this at integers: adding fractions one by one would be slow.
-    scale = math.lcm(*(weight.denominator for weight in weights))
-    units = [weight.numerator * (scale // weight.denominator) for weight in weights]
-    common = math.gcd(*units)
-    units = [unit // common for unit in units]
+    units = _common_units(weights)
     total = sum(units)
     if total <= MAX_DENOMINATOR:
         return units, total
     exact = [Fraction(unit * MAX_DENOMINATOR, total) for unit in units]
     rounded = largest_remainder(exact, MAX_DENOMINATOR)
     _keep_one_each(rounded, [unit > 0 for unit in units])
-    moved = [d for d, unit in enumerate(rounded) if abs(unit - exact[d]) > _TOLERANCE * exact[d]]
+    return rounded, MAX_DENOMINATOR
+
+
+def _common_units(weights: Sequence[Fraction]) -> list[int]:
+    """Exact integers in the ratio of the weights, without a common divisor."""
+    # A scale common to all keeps this at integers: adding fractions one by one would be slow.
+    scale = math.lcm(*(weight.denominator for weight in weights))
+    units = [weight.numerator * (scale // weight.denominator) for weight in weights]
+    common = math.gcd(*units)
+    return [unit // common for unit in units]
+
+
+def warn_if_moved(weights: Sequence[Fraction], names: Sequence[str] | None, level: int) -> None:
+    """Warns of weights that `integer_weights` moves by more than a thousandth of themselves.
+
+    Args:
+      weights: As for `integer_weights`.
+      names: Names for the warning; places in the sequence where there are none.
+      level: Frames between this function and the caller that the warning is for.
+    """
+    units, total = integer_weights(weights)
+    if total < MAX_DENOMINATOR:
+        return
+    exact = _common_units(weights)
+    whole = sum(exact)
+    # |unit / total - exact / whole| > exact / whole / 1000, in integers.
+    moved = [
+        d
+        for d, (unit, one) in enumerate(zip(units, exact, strict=True))
+        if abs(unit * whole - one * total) * 1000 > one * total
+    ]
     if moved:
         labels = ", ".join(repr(names[d]) if names else f"weight {d}" for d in moved[:8])
         more = f" and {len(moved) - 8} more" if len(moved) > 8 else ""
         warnings.warn(
             f"mixture weights are held in units of 2^-29; {labels}{more} moved by more than a"
             " thousandth of itself. Use weights that lie less far apart.",
-            stacklevel=2,
+            stacklevel=level + 1,
         )
-    return rounded, MAX_DENOMINATOR
 
 
 class MixtureSpec(Mapping[str, Fraction]):
@@ -167,7 +197,7 @@ class MixtureSpec(Mapping[str, Fraction]):
         return len(self._weights)
 
     def __hash__(self) -> int:
-        return hash(tuple(self._weights.items()))
+        return hash(frozenset(self._weights.items()))
 
     def __repr__(self) -> str:
         return f"MixtureSpec({ {n: str(w) for n, w in self._weights.items()} })"
