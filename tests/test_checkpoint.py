@@ -181,6 +181,72 @@ def test_grains_own_handler_at_an_unchanged_count(tmp_path):
     assert_same(list(again), expected[2:])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_orbax_next_to_a_model(tmp_path, after):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    from zephon_jax.orbax import ElasticRestore, ElasticSave
+
+    datasets = hosts(readable(), 4, concat_split, after, lengths="unknown")
+    [one] = hosts(readable(), 4, concat_split, 1, lengths="unknown")
+    expected = list(one)
+    [iterator] = advanced([one], 2)
+    weights = {"w": np.arange(4.0)}
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(2, args=ocp.args.Composite(
+            model=ocp.args.StandardSave(weights), data=ElasticSave(iterator)
+        ))  # fmt: skip
+        manager.wait_until_finished()
+        restored = [iter(dataset) for dataset in datasets]
+        for host in restored:
+            found = manager.restore(2, args=ocp.args.Composite(
+                model=ocp.args.StandardRestore(weights), data=ElasticRestore(host)
+            ))  # fmt: skip
+            np.testing.assert_array_equal(found["model"]["w"], weights["w"])
+    assert_same(in_step(restored), expected[2:])
+
+
+def test_orbax_handler_of_many_hosts(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    from etils import epath
+
+    from zephon_jax.orbax import ElasticHandler, ElasticRestore, ElasticSave
+
+    handler, folder = ElasticHandler(), epath.Path(tmp_path)
+    saved = advanced(hosts(readable(), 4, rows, 4), 3)
+    for iterator in saved[1:]:
+        handler.save(folder, args=ElasticSave(iterator))
+    with pytest.raises(ValueError, match=r"lanes \[0\] are in none"):
+        handler.finalize(folder)
+    handler.save(folder, args=ElasticSave(saved[0]))
+    handler.finalize(folder)
+    restored = [iter(d) for d in hosts(readable(), 4, rows, 2)]
+    for iterator in restored:
+        assert handler.restore(folder, args=ElasticRestore(iterator)) is iterator
+    assert_same(in_step(restored), in_step(saved))
+    with pytest.raises(TypeError, match="got list"):
+        handler.save(folder, args=ElasticSave([]))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_orbax_v1_saves_the_iterator_itself(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    from orbax.checkpoint.experimental import v1 as ocp
+
+    [one] = hosts(readable(), 4, rows, 1)
+    expected = list(one)
+    [iterator] = advanced([one], 2)
+    response = ocp.save_checkpointables_async(
+        tmp_path / "run", {"model": {"w": np.arange(4.0)}, "data": iterator}
+    )
+    next(iterator)  # the save has its own snapshot
+    response.result()
+    restored = [iter(d) for d in hosts(readable(), 4, rows, 2)]
+    for host in restored:
+        ocp.load_checkpointables(tmp_path / "run", {"data": host})
+    assert_same(in_step(restored), expected[2:])
+
+
 def test_restoring_does_not_grow_with_progress(tmp_path):
     source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
     [dataset] = hosts(source, 4, rows, 1)

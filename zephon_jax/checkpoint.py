@@ -6,6 +6,7 @@ all. Which hosts wrote it plays no part in reading it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import itertools
 import json
@@ -19,7 +20,15 @@ import fsspec
 from zephon_jax import _compat
 from zephon_jax.elastic_run import PipelineChanged
 
-__all__ = ["from_files", "restore_checkpoint", "save_checkpoint", "to_files"]
+__all__ = [
+    "from_files",
+    "lane_files",
+    "load_files",
+    "restore_checkpoint",
+    "save_checkpoint",
+    "to_files",
+    "write_files",
+]
 
 _LANES, _MANIFEST = "zephon_jax lanes", "zephon_jax checkpoint"
 _SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
@@ -130,6 +139,24 @@ def _check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[
                 f" ({body.get(field)!r}) than lanes {sorted(map(int, first['lanes']))} in {other}"
                 f" ({first.get(field)!r})."
             )
+
+
+def lane_files(directory: Any) -> dict[str, bytes]:
+    """The files of lanes in a folder, by name."""
+    return {path.name: path.read_bytes() for path in sorted(directory.glob("lanes-*.json"))}
+
+
+async def write_files(directory: Any, files: Mapping[str, bytes]) -> None:
+    """Writes files into a folder that Orbax (v1) is still making."""
+    folder = await directory.await_creation()
+    for name, data in files.items():
+        await asyncio.to_thread((folder / name).write_bytes, data)
+
+
+async def load_files(directory: Any, iterator: Any) -> None:
+    """Puts an iterator where the files of a folder say."""
+    files = await asyncio.to_thread(lane_files, directory)
+    iterator.set_state(from_files(files, iterator.dataset.owned_lanes))
 
 
 # Directories

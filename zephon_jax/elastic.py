@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, cast
 
 import grain
@@ -11,20 +11,18 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.codec import encode_state
-from zephon_jax.elastic_run import Engine, Place, Rules, Run, Step, ThreadEngine, make_batch
+from zephon_jax.elastic_iterator import ElasticIterator
+from zephon_jax.elastic_run import Rules, constant_rows, rows_at, rows_each
 from zephon_jax.keys import digest_words
-from zephon_jax.lane_rows import LaneError, LanePlan, LaneRows, Part
+from zephon_jax.lane_rows import LaneError, LanePlan, LaneRows
 from zephon_jax.lengths import ENDLESS, check_even, lane_lengths
 from zephon_jax.reading import MixtureReadConfig
-from zephon_jax.rows import Columns
 from zephon_jax.source import WorkSource
 
 __all__ = ["ElasticIterDataset", "ElasticIterator", "LaneError"]
 
-_VERSION = 1
 _LENGTHS = ("schedule", "unknown")
 _MAX_THREADS = 2
-_TUPLE = "__tuple__"
 
 
 class ElasticIterDataset(grain.IterDataset):
@@ -149,11 +147,11 @@ class ElasticIterDataset(grain.IterDataset):
                     "the size of the pipeline's batches is not known; give global_batch_size."
                 )
             if batching is None or self.plan.batched is False:
-                return functools.partial(_constant, 1)
-            return functools.partial(_constant, batching.size)
+                return functools.partial(constant_rows, 1)
+            return functools.partial(constant_rows, batching.size)
         if callable(global_batch_size):
-            return functools.partial(_rows_at, cast(Any, global_batch_size), self.num_lanes)
-        return functools.partial(_constant, _rows_each(global_batch_size, self.num_lanes))
+            return functools.partial(rows_at, cast(Any, global_batch_size), self.num_lanes)
+        return functools.partial(constant_rows, rows_each(global_batch_size, self.num_lanes))
 
     @functools.cached_property
     def first_lane(self) -> LaneRows:
@@ -210,216 +208,6 @@ class ElasticIterDataset(grain.IterDataset):
         return ElasticIterator(self)
 
 
-class ElasticIterator(grain.DatasetIterator):
-    """Hands out this host's part of each global batch.
-
-    Its state describes the last batch that was handed out, whatever is made ahead, and is plain
-    JSON by lane: neither hosts nor threads nor workers are in it.
-    """
-
-    def __init__(self, dataset: ElasticIterDataset):
-        super().__init__()
-        self.dataset = dataset
-        self._lanes = [LaneRows(dataset.plan, lane) for lane in dataset.owned_lanes]
-        self._rules = dataset.rules()
-        self._like: list[Columns] = []
-        self._engine: Engine = self._make_engine()
-        self._run: Run | None = None
-        self._dirty = False  # True where the engine's lanes are not at the place
-        self._place = Place(0, 0, [lane.get_state() for lane in self._lanes], "")
-
-    def _make_engine(self) -> Engine:
-        return ThreadEngine(self._lanes, self.dataset.num_threads)
-
-    def __next__(self) -> Any:
-        import jax
-
-        self._assert_not_closed()
-        self.start_prefetch()
-        assert self._run is not None
-        with jax.profiler.TraceAnnotation("zephon_jax.wait"):
-            item = self._run.take()
-        if isinstance(item, Step):
-            self._place = item.place
-            return item.batch
-        self._halt()
-        if item is None:
-            raise StopIteration
-        raise item
-
-    def start_prefetch(self) -> None:
-        """Starts making steps ahead, where that has not begun."""
-        if self._run is None:
-            if self._dirty:
-                self._engine.go_to(self._place.states)
-            self._dirty = True
-            self._run = Run(
-                self._engine, self._rules, self._place, self.dataset.steps_ahead, self._like
-            )
-
-    def peek_error(self) -> Exception | None:
-        """Makes the next step and keeps it; returns what goes wrong with it, if anything does."""
-        self.start_prefetch()
-        assert self._run is not None
-        item = self._run.peek()
-        return item if isinstance(item, Exception) else None
-
-    def at_end(self) -> bool:
-        """True where there is no next step; makes it, where there is, and keeps it."""
-        self.start_prefetch()
-        assert self._run is not None
-        return self._run.peek() is None
-
-    def masked_step(self) -> Any:
-        """A batch of masked rows only, and goes on by a step: for a host whose lanes have ended.
-
-        Raises:
-          ValueError: Without pad=True, or where no row was ever seen.
-        """
-        if not self._rules.pad:
-            raise ValueError("masked rows need pad=True.")
-        self._halt()
-        each = self._rules.rows_of(self._place.step)
-        part = Part(None, [0] * len(self._lanes), self._place.states)
-        batch = make_batch(part, self._rules, each, self._like, self._place.spec)
-        self._place = self._place._replace(step=self._place.step + 1, rows=self._place.rows + each)
-        return batch
-
-    def _halt(self) -> None:
-        """Drops what was made ahead; the next step starts at the last batch handed out."""
-        if self._run is not None:
-            self._run.close()
-            self._run = None
-
-    def get_state(self) -> dict[str, Any]:
-        """The place after the last batch handed out, as plain JSON, of the lanes of this host."""
-        return self.state_at(self._place)
-
-    @property
-    def place(self) -> Place:
-        """The place after the last batch handed out; cheap to keep, see `state_at`."""
-        return self._place
-
-    def state_at(self, place: Place) -> dict[str, Any]:
-        """A place as plain JSON."""
-        dataset = self.dataset
-        lanes = zip(dataset.owned_lanes, place.states, strict=True)
-        return {
-            "version": _VERSION, "run": dataset.run_id, "num_lanes": dataset.num_lanes,
-            "step": place.step, "rows": place.rows, "spec": place.spec,
-            "lanes": {str(lane): _plain(state) for lane, state in lanes},
-        }  # fmt: skip
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes to a place that `get_state` described on any number of hosts.
-
-        Takes this host's lanes from it. On an error nothing has changed.
-
-        Raises:
-          ValueError: If lanes are missing, or it belongs to another run or pipeline.
-        """
-        place = self._read_state(state)
-        self._halt()
-        try:
-            for lane, one in zip(self._lanes, place.states, strict=True):
-                lane.set_state(one)
-        except ValueError:
-            self._dirty = True
-            raise
-        self._place, self._dirty = place, True
-
-    def _read_state(self, state: Mapping[str, Any]) -> Place:
-        dataset = self.dataset
-        try:
-            version, run, num_lanes = state["version"], state["run"], state["num_lanes"]
-            step, rows = (as_int(state[name], name, 0) for name in ("step", "rows"))
-            spec, lanes = str(state["spec"]), dict(state["lanes"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not the state of an elastic dataset: {error!r}.") from None
-        if version != _VERSION:
-            raise ValueError(f"the state has version {version}; this reads version {_VERSION}.")
-        if num_lanes != dataset.num_lanes:
-            raise ValueError(
-                f"the state is of {num_lanes} lanes; this run has {dataset.num_lanes}. Lanes are"
-                " chosen once; cut a run anew with zx.relane."
-            )
-        missing = [lane for lane in dataset.owned_lanes if str(lane) not in lanes]
-        if missing:
-            raise ValueError(f"the state lacks lanes {missing} that this host owns.")
-        if run != dataset.run_id:
-            # The first lane's own state says what differs.
-            self._refuse(lanes[str(dataset.owned_lanes[0])])
-        if spec and self._place.spec and spec != self._place.spec:
-            raise ValueError(
-                f"the state is of a pipeline that yields {spec}; this one yields"
-                f" {self._place.spec}."
-            )
-        states = [_revive(lanes[str(lane)]) for lane in dataset.owned_lanes]
-        return Place(step, rows, states, spec)
-
-    def _refuse(self, state: Any) -> None:
-        LaneRows(self.dataset.plan, self.dataset.owned_lanes[0]).set_state(state)
-        raise ValueError("the state belongs to another run: its source has other settings.")
-
-    def seek(self, step: int) -> None:
-        """Goes to a step without a checkpoint: the next batch is number `step`.
-
-        Raises:
-          ValueError: If the pipeline does not yield one row for each sample.
-        """
-        step = as_int(step, "step", 0)
-        if self.dataset.lengths != "schedule":
-            raise ValueError(
-                "only pipelines with one row for each sample can go to a step (lengths ="
-                f" 'schedule'); this one has lengths = {self.dataset.lengths!r}."
-            )
-        rows_of = self.dataset.rows_of
-        constant = getattr(rows_of, "func", None) is _constant
-        rows = step * rows_of(0) if constant else sum(rows_of(n) for n in range(step))
-        self._halt()
-        self._dirty = True
-        for lane in self._lanes:
-            lane.seek(rows)
-        states = [lane.get_state() for lane in self._lanes]
-        self._place = Place(step, rows, states, self._place.spec)
-
-    def _set_next_index(self, index: int) -> None:
-        self.seek(index)
-
-    def _get_next_index(self) -> int:
-        return self._place.step
-
-    def close(self) -> None:
-        """Ends threads and worker processes."""
-        if not self._closed and hasattr(self, "_engine"):
-            self._halt()
-            self._engine.close()
-            for lane in self._lanes:
-                lane.close()
-        super().close()
-
-    def __str__(self) -> str:
-        return f"ElasticIterator({self.dataset})"
-
-
-def _constant(rows: int, step: int) -> int:
-    del step
-    return rows
-
-
-def _rows_each(global_batch_size: Any, num_lanes: int) -> int:
-    size = as_int(global_batch_size, "global_batch_size", 1)
-    if size % num_lanes:
-        raise ValueError(
-            f"global_batch_size must be a multiple of num_lanes = {num_lanes}; got {size}."
-        )
-    return size // num_lanes
-
-
-def _rows_at(global_batch_size: Callable[[int], Any], num_lanes: int, step: int) -> int:
-    return _rows_each(global_batch_size(step), num_lanes)
-
-
 def _seed_of(source: WorkSource) -> int:
     """The source's seed: what it says, else what its first chunk carries."""
     seed = getattr(source, "seed", None)
@@ -461,32 +249,3 @@ def _owners(sharding: Any, num_lanes: int) -> list[set[int]]:
         for lane in range(*rows.indices(num_lanes)):
             owners[lane].add(device.process_index)
     return owners
-
-
-def _plain(value: Any) -> Any:
-    """A state of Grain's as plain JSON: its iterators keep NumPy integers here and there.
-
-    Tuples are marked: a packer that gets a list back for its tuple takes it for something else.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return {_TUPLE: [_plain(item) for item in value]}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    raise TypeError(f"a pipeline's state must be plain JSON; got {type(value).__name__}.")
-
-
-def _revive(value: Any) -> Any:
-    """The inverse of `_plain`, but for NumPy's types."""
-    if isinstance(value, Mapping):
-        if set(value) == {_TUPLE}:
-            return tuple(_revive(item) for item in value[_TUPLE])
-        return {key: _revive(item) for key, item in value.items()}
-    return [_revive(item) for item in value] if isinstance(value, list) else value

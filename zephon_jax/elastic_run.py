@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from zephon_jax._xp import as_int
 from zephon_jax.lane_rows import LaneRows, Part, join_parts, take_part
 from zephon_jax.rows import Columns, columns_of, masked, spec_of, tree_of
 
@@ -24,7 +25,10 @@ __all__ = [
     "Run",
     "Step",
     "ThreadEngine",
+    "constant_rows",
     "make_batch",
+    "rows_at",
+    "rows_each",
 ]
 
 
@@ -73,6 +77,31 @@ class Engine(Protocol):
     def close(self) -> None:
         """Ends threads and processes."""
         ...
+
+
+def constant_rows(rows: int, step: int) -> int:
+    """Rows of a lane where all steps are alike."""
+    del step
+    return rows
+
+
+def rows_each(global_batch_size: Any, num_lanes: int) -> int:
+    """Rows that each lane gives to a global batch.
+
+    Raises:
+      TypeError, ValueError: If the size is no multiple of the lanes.
+    """
+    size = as_int(global_batch_size, "global_batch_size", 1)
+    if size % num_lanes:
+        raise ValueError(
+            f"global_batch_size must be a multiple of num_lanes = {num_lanes}; got {size}."
+        )
+    return size // num_lanes
+
+
+def rows_at(global_batch_size: Callable[[int], Any], num_lanes: int, step: int) -> int:
+    """Rows of a lane where batches change with the step."""
+    return rows_each(global_batch_size(step), num_lanes)
 
 
 class ThreadEngine:

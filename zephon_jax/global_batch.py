@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax.checkpoint import load_files, to_files, write_files
 from zephon_jax.elastic import ElasticIterator
 
 __all__ = ["GlobalBatches", "all_hosts", "in_step", "to_global"]
@@ -173,6 +174,14 @@ class GlobalBatches:
         """Goes to a place that `get_state` described on any number of hosts."""
         self.iterator.set_state(state)
         self._forget()
+
+    async def save(self, directory: Any) -> Any:
+        """Saves itself with Orbax v1: takes the state now and returns what writes it later."""
+        return write_files(directory, to_files(self.get_state(), self.dataset.written_lanes))
+
+    async def load(self, directory: Any) -> Any:
+        """Loads itself with Orbax v1, whatever hosts saved it."""
+        return load_files(directory, self)
 
     def seek(self, step: int) -> None:
         """Goes to a step without a checkpoint, where the pipeline is one-to-one."""
