@@ -280,7 +280,7 @@ def _checked_counts(name: str, counts: Any) -> np.ndarray:
                     f"dataset {name!r}: counts must be integers; got {bad!r} "
                     f"of type {kind.__name__} for shard {shard}."
                 )
-        listed_counts = list(counts)
+        listed_counts: list[Any] = list(counts)
         kind = object if _is_huge(listed_counts) else np.int64
         counts = np.asarray(listed_counts, dtype=kind)
     if counts.ndim != 1:
