@@ -177,6 +177,52 @@ def test_threads_change_nothing():
         assert_same(list(dataset), expected)
 
 
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_worker_processes_change_nothing(workers):
+    """grain#1129: with several workers each dropped its own tail of a batch."""
+    source = readable((101,), chunk_size=1, exhausted_policy="redistribute")
+    settings = {"global_batch_size": 8, "pad": True}
+    expected = list(hosts(source, 4, noisy, 1, **settings)[0])
+    assert sum(int(batch["row_mask"].sum()) for batch in expected) == 101
+    iterator = iter(hosts(source, 4, noisy, 1, num_workers=workers, **settings)[0])
+    assert_same(in_step([iterator], 5), expected[:5])
+    state = json.loads(json.dumps(iterator.get_state()))
+    assert_same(list(iterator), expected[5:])
+    iterator.set_state(state)
+    assert_same(in_step([iterator], 2), expected[5:7])
+    iterator.close()
+    again = iter(hosts(source, 4, noisy, 1, **settings)[0])
+    again.set_state(state)
+    assert_same(list(again), expected[5:])
+
+
+def test_errors_and_deaths_of_workers():
+    def fragile(e):
+        if e["data"] == 1042:
+            raise KeyError("no such token")
+        return {"x": np.int32(e["data"]), "text": "x" * (e["data"] % 3)}
+
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(fragile), 1, num_workers=2)
+    iterator, got = iter(dataset), []
+    with pytest.raises(zx.LaneError, match="no such token") as caught:
+        got.extend(iterator)
+    assert caught.value.sample_id == (1, 0, 42)
+    assert iterator.get_state()["step"] == len(got)
+    state = iterator.get_state()
+    for process, _ in iterator._engine._workers:
+        process.kill()
+    iterator.seek(0)
+    with pytest.raises(RuntimeError, match=r"worker process .* died"):
+        next(iterator)
+    assert iterator.get_state() == {**state, "step": 0, "rows": 0, "lanes": _start_of(dataset)}
+    assert_same(in_step([iterator], len(got)), got)
+    iterator.close()
+
+
+def _start_of(dataset):
+    return iter(dataset).get_state()["lanes"]
+
+
 def test_random_transforms_differ_between_lanes():
     [dataset] = hosts(readable(), 4, noisy, 1)
     noise = np.stack([batch["noise"] for batch in dataset], axis=1)

@@ -20,6 +20,7 @@ from zephon_jax.elastic_run import (
     make_batch,
 )
 from zephon_jax.lane_rows import LaneRows, Part
+from zephon_jax.lane_workers import ProcessEngine
 from zephon_jax.rows import Columns
 
 if TYPE_CHECKING:
@@ -50,7 +51,11 @@ class ElasticIterator(grain.DatasetIterator):
         self._place = Place(0, 0, [lane.get_state() for lane in self._lanes], "")
 
     def _make_engine(self) -> Engine:
-        return ThreadEngine(self._lanes, self.dataset.num_threads)
+        dataset = self.dataset
+        if dataset.num_workers:
+            states = [lane.get_state() for lane in self._lanes]
+            return ProcessEngine(dataset.plan, dataset.owned_lanes, states, dataset.num_workers)
+        return ThreadEngine(self._lanes, dataset.num_threads)
 
     def __next__(self) -> Any:
         import jax
