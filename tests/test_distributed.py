@@ -94,3 +94,17 @@ def test_processes_restore_what_others_saved(folder, count):
     if missing:
         pytest.skip("test_processes_agree has to run before, for what it saves")
     launch(folder, count, ["restore"], saved_by=others)
+
+
+@pytest.mark.parametrize("name", ["elastic_training", "resume_with_orbax"])
+def test_examples_of_resuming(name):
+    """In short: two hosts are killed in mid-step and one resumes."""
+    if name == "resume_with_orbax":
+        pytest.importorskip("orbax.checkpoint")
+    script = pathlib.Path(__file__).parents[1] / "examples" / f"{name}.py"
+    ran = subprocess.run(
+        [sys.executable, str(script), "--steps", "6", "--rounds", "2:4,1:6"],
+        capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "batches equal bit for bit: True" in ran.stdout
