@@ -22,7 +22,6 @@ from zephon_jax.source import WorkSource
 __all__ = ["ElasticIterDataset", "ElasticIterator", "LaneError"]
 
 _LENGTHS = ("schedule", "unknown")
-_MAX_THREADS = 2
 
 
 class ElasticIterDataset(grain.IterDataset):
@@ -48,7 +47,8 @@ class ElasticIterDataset(grain.IterDataset):
       lengths: "schedule" where the pipeline yields one row for each sample: all hosts know when to
         end. "unknown" for filters and packing: go through `zx.in_step` on several hosts.
       num_workers: Worker processes that run the lanes; 0 runs them in threads of this process.
-      num_threads: Threads that run the lanes; by default at most 2.
+      num_threads: Threads that run the lanes. More than one helps where transforms leave Python's
+        lock alone; shards are read on threads of their own in any case.
       batched: Whether the pipeline yields batches; found out from its last transformations.
       prefetch: Steps that are made ahead.
 
@@ -81,7 +81,7 @@ class ElasticIterDataset(grain.IterDataset):
         pad: bool = False,
         lengths: str = "schedule",
         num_workers: int = 0,
-        num_threads: int | None = None,
+        num_threads: int = 1,
         batched: bool | None = None,
         prefetch: int = 2,
     ):
@@ -93,8 +93,7 @@ class ElasticIterDataset(grain.IterDataset):
             raise ValueError(f"lengths must be one of {_LENGTHS}; got {lengths!r}.")
         self.source, self.pad, self.lengths = source, pad, lengths
         self.num_workers = as_int(num_workers, "num_workers", 0)
-        self.num_threads = as_int(_MAX_THREADS if num_threads is None else num_threads,
-                                  "num_threads", 1)  # fmt: skip
+        self.num_threads = as_int(num_threads, "num_threads", 1)
         self.steps_ahead = as_int(prefetch, "prefetch", 1)
         self.plan = LanePlan(
             source=source, num_lanes=self.num_lanes, pipeline=pipeline,

@@ -26,7 +26,7 @@ from zephon_jax.rows import Columns
 if TYPE_CHECKING:
     from zephon_jax.elastic import ElasticIterDataset
 
-__all__ = ["ElasticIterator"]
+__all__ = ["ElasticIterator", "revive"]
 
 _VERSION = 1
 _TUPLE = "__tuple__"
@@ -180,7 +180,7 @@ class ElasticIterator(grain.DatasetIterator):
                 f"the state is of a pipeline that yields {spec}; this one yields"
                 f" {self._place.spec}."
             )
-        states = [_revive(lanes[str(lane)]) for lane in dataset.owned_lanes]
+        states = [revive(lanes[str(lane)]) for lane in dataset.owned_lanes]
         return Place(step, rows, states, spec)
 
     def _refuse(self, state: Any) -> None:
@@ -256,10 +256,10 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a pipeline's state must be plain JSON; got {type(value).__name__}.")
 
 
-def _revive(value: Any) -> Any:
-    """The inverse of `_plain`, but for NumPy's types."""
+def revive(value: Any) -> Any:
+    """A pipeline's state as it was before it became plain JSON, but for NumPy's types."""
     if isinstance(value, Mapping):
         if set(value) == {_TUPLE}:
-            return tuple(_revive(item) for item in value[_TUPLE])
-        return {key: _revive(item) for key, item in value.items()}
-    return [_revive(item) for item in value] if isinstance(value, list) else value
+            return tuple(revive(item) for item in value[_TUPLE])
+        return {key: revive(item) for key, item in value.items()}
+    return [revive(item) for item in value] if isinstance(value, list) else value

@@ -19,6 +19,9 @@ from zephon_jax.source import WorkSource, state_from_dict
 __all__ = ["LaneError", "LanePlan", "LaneRows", "Part", "join_parts", "take_part"]
 
 
+_END = object()
+
+
 class LaneError(RuntimeError):
     """A pipeline raised in one lane; the others are where they were, and all can be saved.
 
@@ -124,7 +127,11 @@ class LaneRows:
             raise self._named(error) from error
 
     def _take_rows(self, count: int) -> list[Any]:
-        found, iterator = [], self._iterator
+        iterator = self._iterator
+        if count == 1:
+            row = next(iterator, _END)
+            return [] if row is _END else [row]
+        found = []
         for _ in range(count):
             try:
                 found.append(next(iterator))
@@ -195,6 +202,11 @@ class LaneRows:
         _compat.set_next_index(self._iterator, batch)
         if used and self._open_batch():
             self._used = used
+
+    def read_up_to(self) -> dict[str, Any]:
+        """Where the lane's dataset stands: how far the pipeline has read, whatever it holds."""
+        assert self._dataset.opened is not None
+        return self._dataset.opened.get_state()
 
     def close(self) -> None:
         """Gives back what the pipeline holds."""

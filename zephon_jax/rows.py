@@ -61,14 +61,18 @@ def _stack(leaves: Sequence[Any]) -> np.ndarray:
         for n, leaf in enumerate(leaves):
             out[n] = leaf
         return out
-    arrays = [np.asarray(leaf) for leaf in leaves]
-    if any(a.shape != arrays[0].shape or a.dtype != arrays[0].dtype for a in arrays):
-        kinds = sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})
-        raise ValueError(
-            f"rows of one batch must have one shape and dtype; got {', '.join(kinds)}. Pad or pack"
-            " them in the pipeline."
-        )
-    return np.stack(arrays)
+    arrays = [leaf if type(leaf) is np.ndarray else np.asarray(leaf) for leaf in leaves]
+    kind = arrays[0].dtype
+    try:
+        if all(array.dtype is kind or array.dtype == kind for array in arrays):
+            return np.stack(arrays)  # raises where shapes differ
+    except ValueError:
+        pass
+    kinds = sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})
+    raise ValueError(
+        f"rows of one batch must have one shape and dtype; got {', '.join(kinds)}. Pad or pack"
+        " them in the pipeline."
+    )
 
 
 def stack(rows: Sequence[Any]) -> Columns:
@@ -77,8 +81,29 @@ def stack(rows: Sequence[Any]) -> Columns:
     Raises:
       ValueError: If they differ in structure, shape or dtype.
     """
+    flat = _flat_names(rows[0])
+    if flat is not None:
+        try:
+            if all(len(row) == len(flat[1]) for row in rows):
+                return Columns(flat[0], [_stack([row[name] for row in rows]) for name in flat[1]])
+        except (KeyError, TypeError):
+            pass  # rows that are not alike: said below
     tree, found = _flatten(rows)
     return Columns(tree, [_stack(leaves) for leaves in zip(*found, strict=True)])
+
+
+def _flat_names(row: Any) -> tuple[Any, list[str]] | None:
+    """Structure and names of a plain dict of arrays, in the order of its leaves.
+
+    The rows of most pipelines are such, and need not be flattened one by one.
+    """
+    import jax
+
+    if type(row) is not dict or not row:
+        return None
+    if not all(isinstance(leaf, (np.ndarray, np.generic)) for leaf in row.values()):
+        return None
+    return jax.tree.structure(row), sorted(row)
 
 
 def join(batches: Sequence[Any]) -> Columns:
