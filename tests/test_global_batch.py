@@ -1,0 +1,78 @@
+"""Global batches in one process; test_distributed has them on several."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_elastic import assert_same, filtered, hosts, readable, rows
+
+import zephon_jax as zx
+
+
+@pytest.fixture
+def sharding():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+
+def test_integers_that_do_not_fit_raise(sharding):
+    ids = np.asarray([[1 << 40, 0, 3]])
+    batch = {"sample_id": ids, "x": np.asarray([5]), "text": np.asarray(["a"], object)}
+    placed = zx.to_global(batch, sharding)
+    assert placed["sample_id"] is ids
+    assert placed["text"] is batch["text"]
+    assert placed["x"].dtype == np.int32
+    for wide in (np.asarray([1 << 31]), np.asarray([-(1 << 31) - 1]), np.asarray([1 << 32], "u8")):
+        with pytest.raises(ValueError, match=r"leaf \['x'\] .* wrap to 32 bits"):
+            zx.to_global({"x": wide}, sharding)
+    most = np.asarray([(1 << 32) - 1], "u8")
+    assert np.asarray(zx.to_global({"x": most}, sharding)["x"]).tolist() == most.tolist()
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_the_state_is_of_the_last_batch_handed_out(sharding, ahead):
+    [dataset] = hosts(readable(), 4, rows, 1)
+    expected = list(dataset)
+    batches = zx.GlobalBatches(iter(dataset), sharding, ahead=ahead)
+    states = [batches.get_state()]
+    for _ in range(6):
+        next(batches)
+        states.append(batches.get_state())
+    assert [state["step"] for state in states] == list(range(7))
+    batches.set_state(json.loads(json.dumps(states[2])))
+    assert_same(list(batches), expected[2:])
+    assert next(batches, None) is None
+    batches.seek(4)
+    assert_same(list(batches), expected[4:])
+
+
+def test_batches_before_an_error_are_handed_out(sharding):
+    def fragile(e):
+        if e["data"] == 1042:
+            raise KeyError("no such token")
+        return {"x": np.int32(e["data"])}
+
+    batches = zx.GlobalBatches(
+        iter(hosts(readable(), 4, lambda lane: lane.map(fragile), 1)[0]), sharding, ahead=3
+    )
+    got = []
+    with pytest.raises(zx.LaneError, match="no such token"):
+        got.extend(batches)
+    assert batches.get_state()["step"] == len(got)
+    with pytest.raises(zx.LaneError, match="no such token"):
+        next(batches)
+
+
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+def test_hosts_in_step_end_together_and_fail_together():
+    [dataset] = hosts(readable(), 4, filtered, 1, lengths="unknown")
+    expected = list(dataset)
+    assert_same(list(zx.in_step(iter(dataset))), expected)
+    other_ended = iter([1, 1, 0])  # what another host says: going, going, ended
+    agree = lambda word: [word, next(other_ended)]  # noqa: E731
+    assert_same(list(zx.in_step(iter(dataset), agree)), expected[:2])
+    with pytest.raises(RuntimeError, match="another host failed"):
+        next(zx.in_step(iter(dataset), lambda word: [word, 2]))
