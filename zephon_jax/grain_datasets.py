@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,9 @@ __all__ = ["LaneIterDataset", "MixtureMapDataset"]
 
 _THREADS = 4  # for all iterators of a process together
 _CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
+_LEAST_WINDOW = 1 << 18  # bytes
 _pool: ThreadPoolExecutor | None = None
+_reading: weakref.WeakSet[_LaneIterator] = weakref.WeakSet()  # iterators that hold windows
 
 
 def _threads() -> ThreadPoolExecutor:
@@ -213,19 +216,26 @@ class _LaneIterator(grain.DatasetIterator):
 
     def _go_to(self, state: Any, slot: int) -> None:
         """Stands before a slot of the chunk after a state; nothing is read yet."""
-        self._state, self._slot = state, slot
+        self._state = state
         self._encoded: dict[str, Any] | None = None
         self._windows: Iterator[_Window] | None = None
-        self._ahead: Future[tuple[Any, list[Any]] | None] | None = None
-        # Last to be delivered first: taking one off the end gives back its memory as we go.
-        self._left: list[tuple[int, Any, np.int32, np.ndarray]] = []
+        self._ahead: Future[tuple[_Window, list[Any]] | None] | None = None
+        self._elements: Iterator[tuple[Any, np.int32, np.ndarray]] = iter(())
+        self._slots: list[int] = [slot]  # of the window's elements, and the one after them
+        self._delivered = 0
 
     def __next__(self) -> dict[str, Any]:
-        if not self._left:
+        element = next(self._elements, None)
+        if element is None:
             self._load()
-        place, record, component_id, sample_id = self._left.pop()
-        self._slot = place + self._stride
-        return {"data": record, "component_id": component_id, "sample_id": sample_id}
+            element = next(self._elements)
+        self._delivered += 1
+        return {"data": element[0], "component_id": element[1], "sample_id": element[2]}
+
+    @property
+    def _slot(self) -> int:
+        """The slot of the next element."""
+        return self._slots[self._delivered]
 
     def _load(self) -> None:
         """Takes the window that was read ahead and starts on the one after it."""
@@ -241,32 +251,34 @@ class _LaneIterator(grain.DatasetIterator):
             raise
         if loaded is None:
             raise StopIteration
-        state, self._left = loaded
-        if self._state is not state:
-            self._state, self._encoded = state, None
+        window, records = loaded
+        if self._state is not window.state:
+            self._state, self._encoded = window.state, None
+        self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
+        places = window.places.tolist()
+        self._slots, self._delivered = [*places, places[-1] + self._stride], 0
         self._ahead = _threads().submit(self._read, self._windows)
 
-    def _read(self, windows: Iterator[_Window]) -> tuple[Any, list[Any]] | None:
-        """Reads a window: the state before its chunk, and its elements, the last one first."""
+    def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
         window = next(windows, None)
         if window is None:
             return None
         source = self._dataset.source
-        records = default_reader().read(source.datasets_by_id, window.sample_ids)
-        places = window.places.tolist()
-        parts = zip(places, records, window.component_ids, window.sample_ids, strict=True)
-        return window.state, list(parts)[::-1]
+        return window, default_reader().read(source.datasets_by_id, window.sample_ids)
 
     def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
         reader, by_id = default_reader(), self._dataset.source.datasets_by_id
+        _reading.add(self)
         for before, chunk, ordered in self._chunks_ahead(reader, state):
             if slot < len(chunk):
                 component, ids = ordered
                 names = np.asarray([self._ids[name] for name in chunk.names], dtype=np.int32)
                 places = np.arange(slot, len(chunk), self._stride)
                 ids, stamped = ids[places], names[component[places]]
-                # This window and the one that is read ahead together keep to the setting.
-                for a, b in reader.windows(by_id, ids, reader.window_bytes // 2):
+                # All lanes of the process keep to the setting together, each with the window it
+                # delivers and the one that is read ahead.
+                share = max(_LEAST_WINDOW, reader.window_bytes // (2 * len(_reading)))
+                for a, b in reader.windows(by_id, ids, share):
                     yield _Window(before, places[a:b], stamped[a:b], ids[a:b])
                 slot = int(places[-1]) + self._stride
             slot -= len(chunk)
