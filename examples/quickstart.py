@@ -171,10 +171,22 @@ def save(folder, lanes, model, seen):
     print(f"stopped; the places of {len(lanes)} lanes take {len(places)} bytes", flush=True)
 
 
+def parse_places(text):
+    """Places from JSON. Grain's packer compares parts of its state with tuples; JSON has lists."""
+
+    def tuples(value):
+        if isinstance(value, dict):
+            return {name: tuples(part) for name, part in value.items()}
+        return tuple(map(tuples, value)) if isinstance(value, list) else value
+
+    return [tuples(place) for place in json.loads(text)]
+
+
 def load(folder, source):
     """Restores what `save` saved, in a process that has nothing else."""
     lanes = [open_lane(source, lane) for lane in range(NUM_LANES)]
-    for lane, place in zip(lanes, json.loads((folder / "places.json").read_text()), strict=True):
+    places = parse_places((folder / "places.json").read_text())
+    for lane, place in zip(lanes, places, strict=True):
         lane.set_state(place)
         # For show: within the packer's place is the stream's, and in it `zx.encode_state` bytes.
         inner = place["parent_state"]

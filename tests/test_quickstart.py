@@ -71,25 +71,24 @@ def test_places_resume_anywhere(examples, corpus):
     def new_lanes(places=None):
         lanes = [quickstart.open_lane(source, lane) for lane in range(quickstart.NUM_LANES)]
         if places is not None:
-            for lane, place in zip(lanes, json.loads(places), strict=True):
+            for lane, place in zip(lanes, quickstart.parse_places(places), strict=True):
                 lane.set_state(place)
         return lanes
 
-    lanes, tails = new_lanes(), set()
+    # Cut 0 stands where the packer holds no remainder, which is a case of its own.
+    lanes, cuts, tails = new_lanes(), [], []
     for _ in range(12):
-        places = json.dumps([lane.get_state() for lane in lanes])
-        tail = digest_of(new_lanes(places), 5)
-        assert digest_of(new_lanes(places), 5) == tail
-        tails.add(tail)
+        cuts.append(json.dumps([lane.get_state() for lane in lanes]))
+        quickstart.next_batch(lanes)
+    for cut, places in enumerate(cuts):
+        untouched = new_lanes()
+        digest_of(untouched, cut)
+        tails.append(digest_of(untouched, 5))
+        assert digest_of(new_lanes(places), 5) == tails[-1]
         for place in json.loads(places):
             data = base64.b64decode(place["parent_state"]["state"])
             assert zx.encode_state(zx.decode_state(source, data)) == data
-        quickstart.next_batch(lanes)
-    assert len(tails) == 12  # the digest tells one place from the next
-    # The last of the places, and a stream that never stopped.
-    untouched = new_lanes()
-    digest_of(untouched, 11)
-    assert digest_of(untouched, 5) == tail
+    assert len(set(tails)) == 12  # the digest tells one place from the next
 
 
 def test_corpus_has_enough_text(examples, corpus):
