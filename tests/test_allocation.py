@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,3 +75,24 @@ def test_saved_carries_stay_bounded(monkeypatch):
     for n in (500, 3, 250, 499, 77):
         assert np.array_equal(allocation.carry_at(n), carries[n])
         assert len(allocation._saved) <= 9
+
+
+def test_threads_share_saved_carries(monkeypatch):
+    """Carries are saved, and strides double, while other threads look for theirs."""
+    from zephon_jax import allocation as module
+
+    monkeypatch.setattr(module, "_STRIDE", 1)
+    monkeypatch.setattr(module, "_MAX_SAVED", 4)
+    shares = quota.shares([1, 40_000_003, 20_000_009], 2000)
+    carries = stepped(shares, 200)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(20):
+                allocation = Allocation(shares)
+                found = pool.map(allocation.carry_at, list(range(200, 0, -7)) * 2)
+                for n, carry in zip(list(range(200, 0, -7)) * 2, found, strict=True):
+                    assert np.array_equal(carry, carries[n])
+    finally:
+        sys.setswitchinterval(interval)

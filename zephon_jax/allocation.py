@@ -45,14 +45,20 @@ class Allocation:
         if self._closed:
             return quota.steady_carry(self.shares, num_chunks)
         place = num_chunks % self._period
-        marks = list(self._saved)
-        mark = marks[bisect.bisect_right(marks, place) - 1]
-        carry = self._saved[mark]
-        while place - mark >= self._stride:
-            carry = backend.advance_carry(self.shares, carry, mark, mark + self._stride)
-            mark += self._stride
+        mark, carry = self._nearest(place)
+        stride = self._stride  # read once: another thread may double it meanwhile
+        while place - mark >= stride:
+            carry = backend.advance_carry(self.shares, carry, mark, mark + stride)
+            mark += stride
             self._save(mark, carry)
         return backend.advance_carry(self.shares, carry, mark, place)
+
+    def _nearest(self, place: int) -> tuple[int, np.ndarray]:
+        """The last saved carry at or before a place in the period, and where it stands."""
+        saved = self._saved  # read once: another thread may put others in its place
+        marks = list(saved)
+        mark = marks[bisect.bisect_right(marks, place) - 1]
+        return mark, saved[mark]
 
     def _save(self, mark: int, carry: np.ndarray) -> None:
         """Keeps a carry; when there are too many, every other one goes and strides double."""
@@ -68,9 +74,11 @@ class Allocation:
         """The carry after `stop` chunks, given the one after `start` of them."""
         if start == stop:
             return carry
-        if self._closed or stop - start > self._stride:
-            near = max((m for m in self._saved if m <= stop % self._period), default=0)
-            if self._closed or stop % self._period - near < stop - start:
+        if self._closed:
+            return self.carry_at(stop)
+        if stop - start > self._stride:
+            place = stop % self._period
+            if place - self._nearest(place)[0] < stop - start:
                 return self.carry_at(stop)
         return backend.advance_carry(self.shares, carry, start, stop)
 
