@@ -15,7 +15,7 @@ import numpy as np
 
 from zephon_jax import quota, swrr
 
-__all__ = ["BACKENDS", "advance_carry", "current_backend", "swrr_orders", "use_backend"]
+__all__ = ["BACKENDS", "advance_carry", "swrr_orders", "use_backend"]
 
 BACKENDS = ("numpy", "jax")
 _MAX_RARE = 64  # up to here following the rare components alone is faster than stepping all
@@ -39,11 +39,6 @@ def use_backend(name: str) -> None:
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}; got {name!r}.")
     _chosen = name
-
-
-def current_backend() -> str:
-    """The backend that `use_backend` chose: "numpy" or "jax"."""
-    return _chosen
 
 
 @functools.cache

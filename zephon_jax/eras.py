@@ -31,6 +31,7 @@ class Rules:
     """What decides when components leave and runs end. Arrays are (k,), in component order."""
 
     fractions: tuple[Fraction, ...]  # original shares, 0 for components that are not active
+    weighted: np.ndarray  # bool, the share is positive
     totals: np.ndarray  # int64, samples in a pass
     caps: np.ndarray  # int64, samples after which the run ends, or UNCAPPED
     leaves: np.ndarray  # bool, the component leaves the mixture after one pass
@@ -108,8 +109,7 @@ class Eras:
 
     def _active(self, drawn: np.ndarray) -> np.ndarray:
         rules = self.rules
-        weighted = np.fromiter((f > 0 for f in rules.fractions), dtype=bool)
-        return weighted & ~(rules.leaves & (drawn >= rules.totals))
+        return rules.weighted & ~(rules.leaves & (drawn >= rules.totals))
 
     def _open(self, chunk_index: int, drawn: np.ndarray) -> Position:
         """The position at which an era begins: all carries are zero."""

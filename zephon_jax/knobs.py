@@ -227,7 +227,7 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
     _warn_without_effect(knobs)
     warn_if_moved(knobs.fractions, knobs.names, level=4)
     _check_sizes(knobs, totals)
-    active = np.fromiter((share > 0 for share in knobs.fractions), dtype=bool)
+    weighted = np.fromiter((share > 0 for share in knobs.fractions), dtype=bool)
     leaves = np.fromiter((p == "redistribute" for p in knobs.exhausted_policy), dtype=bool)
     caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
     for d, (policy, repeats) in enumerate(
@@ -237,7 +237,7 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
             caps[d] = totals[d]
         elif policy == "repeat" and repeats is not None:
             caps[d] = (repeats + 1) * int(totals[d])
-    empty = np.flatnonzero(active & ~leaves & (totals == 0))
+    empty = np.flatnonzero(weighted & ~leaves & (totals == 0))
     if empty.size:
         raise ValueError(
             f"dataset {knobs.names[empty[0]]!r} has no samples; a dataset with a positive weight"
@@ -245,6 +245,7 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
         )
     return Rules(
         fractions=knobs.fractions,
+        weighted=weighted,
         totals=totals,
         caps=caps,
         leaves=leaves,

@@ -370,11 +370,10 @@ class StaticMixtureWorkSource(WorkSource):
     def _exhausted(self, after: Position) -> tuple[str, ...]:
         """Components that give nothing from this position on."""
         rules = self._eras.rules
-        weighted = np.fromiter((f > 0 for f in rules.fractions), dtype=bool)
         ends = np.where(rules.leaves, rules.totals, rules.caps)
-        gone = weighted & (ends != UNCAPPED) & (after.drawn >= ends)
+        gone = rules.weighted & (ends != UNCAPPED) & (after.drawn >= ends)
         if self._eras.ended(after):
-            gone = weighted
+            gone = rules.weighted
         return tuple(self._knobs.names[d] for d in np.flatnonzero(gone))
 
     def _upcoming(self, position: Position, lane: int, num_lanes: int, origin: int) -> np.ndarray:
