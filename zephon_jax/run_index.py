@@ -13,28 +13,25 @@ from zephon_jax.keys import digest_words
 from zephon_jax.knobs import Knobs
 from zephon_jax.reading import MixtureReadConfig, Reading, read_order
 
-__all__ = ["RunIndex"]
+__all__ = ["Cursors", "RunIndex"]
 
 _AHEAD = 32  # chunks of a question whose reading orders are computed together
 _KEPT_EPOCHS = 2
 
 
-class RunIndex:
-    """Finds samples by index. Immutable but for cursors and one decoded chunk that it keeps.
+class Cursors:
+    """The datasets' cursors by epoch, made when they are first asked for.
 
     Args:
-      eras: Positions of the run.
       knobs: The settings of the source.
       counts: Shard counts of each dataset, int64 (num_shards,) each.
     """
 
-    def __init__(self, eras: Eras, knobs: Knobs, counts: list[np.ndarray]):
-        self._eras, self._knobs, self._counts = eras, knobs, counts
+    def __init__(self, knobs: Knobs, counts: list[np.ndarray]):
+        self._knobs, self._counts = knobs, counts
         self._cursors: dict[int, list[Cursor]] = {}
-        self._decoded: tuple[Any, np.ndarray] | None = None
-        self._asked: Any = None
 
-    def cursors(self, epoch: int) -> list[Cursor]:
+    def of_epoch(self, epoch: int) -> list[Cursor]:
         """The datasets' cursors in an epoch, in component order."""
         if epoch not in self._cursors:
             knobs = self._knobs
@@ -55,6 +52,21 @@ class RunIndex:
             self._cursors = {**dict(kept), epoch: made}
             return made
         return self._cursors[epoch]
+
+
+class RunIndex:
+    """Finds samples by index. Immutable but for one decoded chunk that it keeps.
+
+    Args:
+      eras: Positions of the run.
+      knobs: The settings of the source.
+      cursors: Where the datasets' samples lie.
+    """
+
+    def __init__(self, eras: Eras, knobs: Knobs, cursors: Cursors):
+        self._eras, self._knobs, self._cursors = eras, knobs, cursors
+        self._decoded: tuple[Any, np.ndarray] | None = None
+        self._asked: Any = None
 
     def _checked_indices(self, indices: Any) -> np.ndarray:
         array = np.asarray(indices)
@@ -154,9 +166,9 @@ class RunIndex:
             draw[mine] = position.drawn[component[mine]] + inside
         out = np.empty((slots.size, 3), dtype=np.int64)
         order = np.argsort(component, kind="stable")
-        drawn = np.bincount(component, minlength=len(self._counts))
+        drawn = np.bincount(component, minlength=len(self._knobs.names))
         parts = np.split(draw[order], np.cumsum(drawn)[:-1])
-        cursors = self.cursors(epoch)
+        cursors = self._cursors.of_epoch(epoch)
         out[order] = sample_ids([(cursors[d], d, parts[d]) for d in np.flatnonzero(drawn).tolist()])
         return out
 

@@ -25,7 +25,7 @@ from zephon_jax.knobs import (
     make_rules,
 )
 from zephon_jax.reading import MixtureReadConfig, check_read_config
-from zephon_jax.run_index import RunIndex
+from zephon_jax.run_index import Cursors, RunIndex
 from zephon_jax.source import WorkSource, check_lane
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
 
@@ -126,7 +126,8 @@ class StaticMixtureWorkSource(WorkSource):
         self._targets: dict[bytes, dict[str, float]] = {}
         self._recent: OrderedDict[int, Position] = OrderedDict()
         self._lock = threading.Lock()
-        self._index = RunIndex(self._eras, self._knobs, self._counts)
+        self._cursors = Cursors(self._knobs, self._counts)
+        self._index = RunIndex(self._eras, self._knobs, self._cursors)
         self._check_first_quotas()
         self._built = frozenset(vars(self)) | {"_built"}
 
@@ -346,7 +347,7 @@ class StaticMixtureWorkSource(WorkSource):
         )
 
     def _ids_of(self, position: Position, quotas: np.ndarray) -> np.ndarray:
-        cursors = self._index.cursors(epoch=0)
+        cursors = self._cursors.of_epoch(0)
         return sample_ids(
             [
                 (cursors[d], d, range(int(position.drawn[d]), int(position.drawn[d] + quotas[d])))
