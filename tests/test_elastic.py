@@ -290,6 +290,62 @@ def test_seek_crosses_short_chunks():
         assert_same(list(iterator), expected[step:])
 
 
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize("part", [slice(0, None, 1), slice(1, None, 3)])
+def test_elements_of_a_lane_by_number(part):
+    """Grain's `set_next_index` and `get_next_index`, over short chunks and slices of workers."""
+    source = readable((37, 81, 20), (1, 1, 1), exhausted_policy="redistribute", chunk_size=7)
+    for lane in range(2):
+        dataset = zx.LaneIterDataset(source, lane, 2)
+        dataset.set_slice(part)
+        iterator, expected = iter(dataset), []
+        for element in iterator:
+            expected.append(element["data"])
+            assert grain.experimental.get_next_index(iterator) == len(expected)
+        for number in range(0, len(expected) + 1, 4):
+            grain.experimental.set_next_index(iterator, number)
+            assert grain.experimental.get_next_index(iterator) == number
+            assert [element["data"] for element in iterator] == expected[number:]
+
+
+class Unsized(zx.WorkSource):
+    """A source that says nothing about its chunks."""
+
+    inner = readable((37, 81, 20), (1, 1, 1), exhausted_policy="redistribute", chunk_size=7)
+
+    def __init__(self, seed=None):
+        self.seed = seed
+
+    def init(self, lane=0, num_lanes=1):
+        return self.inner.init(lane, num_lanes)
+
+    def next_chunk(self, state):
+        return self.inner.next_chunk(state)
+
+    def component_ids(self):
+        return self.inner.component_ids()
+
+    @property
+    def datasets_by_id(self):
+        return self.inner.datasets_by_id
+
+
+def test_sources_of_ones_own_are_replayed_and_may_have_a_seed():
+    iterator = iter(zx.LaneIterDataset(Unsized(), 1, 2))
+    expected = [element["data"] for element in iterator]
+    for number in (0, 30, len(expected), len(expected) + 5):
+        grain.experimental.set_next_index(iterator, number)
+        assert [element["data"] for element in iterator] == expected[number:]
+    with pytest.raises(NotImplementedError, match=r"Unsized gives no chunk_spans\(\)"):
+        grain.experimental.get_next_index(iterator)
+    noise = [
+        next(iter(hosts(Unsized(seed), 2, noisy, 1, lengths="unknown")[0]))["noise"].tolist()
+        for seed in (None, 42, 43)
+    ]
+    assert noise[0] == noise[1]  # without one, that of the first chunk
+    assert noise[1] != noise[2]
+
+
 def test_only_one_to_one_pipelines_seek():
     [dataset] = hosts(readable(), 4, filtered, 1, lengths="unknown")
     with pytest.raises(ValueError, match="one row for each sample"):
@@ -354,25 +410,11 @@ def test_uneven_ends_are_announced():
 
 
 def test_schedules_need_chunks_of_known_size():
-    class Unsized(zx.WorkSource):
-        inner = readable()
-
-        def init(self, lane=0, num_lanes=1):
-            return self.inner.init(lane, num_lanes)
-
-        def next_chunk(self, state):
-            return self.inner.next_chunk(state)
-
-        def component_ids(self):
-            return self.inner.component_ids()
-
-        @property
-        def datasets_by_id(self):
-            return self.inner.datasets_by_id
-
     with pytest.raises(ValueError, match="chunk_size_hint"):
         hosts(Unsized(), 4, rows, 1)
-    assert len(list(hosts(Unsized(), 4, rows, 1, lengths="unknown")[0])) == 40
+    got = list(hosts(Unsized(), 4, rows, 1, lengths="unknown")[0])
+    lanes = [list(zx.LaneIterDataset(Unsized(), lane, 4)) for lane in range(4)]
+    assert len(got) == min(map(len, lanes))
 
 
 # Bad input

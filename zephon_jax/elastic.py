@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Any, cast
@@ -191,6 +192,21 @@ class ElasticIterDataset(grain.IterDataset):
         state = encode_state(self.source.init(0, self.num_lanes))
         return digest_words(2, "run", self.num_lanes, state).tobytes().hex()
 
+    def padded(self, source: WorkSource) -> ElasticIterDataset:
+        """The same lanes over another part of the run, with masked rows up to the last lane's end.
+
+        Args:
+          source: The same source, but for where it ends.
+        """
+        other = copy.copy(self)
+        for known in ("first_lane", "run_id"):
+            vars(other).pop(known, None)
+        other.source, other.pad = source, True
+        other.plan = self.plan._replace(source=source)
+        known = self.lengths == "schedule"
+        other._lane_lengths = lane_lengths(source, self.num_lanes) if known else None
+        return other
+
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Always raises: hosts and workers share the work by lanes.
 
@@ -209,7 +225,7 @@ class ElasticIterDataset(grain.IterDataset):
 
 def _seed_of(source: WorkSource) -> int:
     """The source's seed: what it says, else what its first chunk carries."""
-    seed = getattr(source, "seed", None)
+    seed = source.seed
     if seed is None:
         chunk, _ = source.next_chunk(source.init())
         seed = None if chunk is None else chunk.seed

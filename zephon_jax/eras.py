@@ -355,11 +355,15 @@ class Eras:
         self._begun = Span(start, first_sample, num_chunks + 1, num_samples, False)
         return self._begun
 
-    def num_samples(self) -> int:
-        """Samples in the whole run, which must end."""
-        assert not self.endless
+    def spans(self) -> list[Span]:
+        """All eras of the run; the last may have no end."""
         with self._lock:
             while not self._spans or not self._spans[-1].last:
                 self._spans.append(self._next_span(*self._after_spans()))
-        last = self._spans[-1]
+            return list(self._spans)
+
+    def num_samples(self) -> int:
+        """Samples in the whole run, which must end."""
+        assert not self.endless
+        last = self.spans()[-1]
         return last.first_sample + last.num_samples

@@ -15,6 +15,7 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
+from zephon_jax.lengths import number_of_sample, seek_sample
 from zephon_jax.reader import Reader, default_reader
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.source import (
@@ -209,7 +210,7 @@ class _LaneIterator(grain.DatasetIterator):
 
     def __init__(self, dataset: LaneIterDataset, part: slice):
         super().__init__()
-        self._dataset, self._stride = dataset, part.step
+        self._dataset, self._part = dataset, part
         self._lane = dataset.lane, dataset.num_lanes
         self._ids = dict(dataset.source.component_ids())
         self._go_to(dataset.source.init(*self._lane), part.start)
@@ -256,7 +257,7 @@ class _LaneIterator(grain.DatasetIterator):
             self._state, self._encoded = window.state, None
         self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
         places = window.places.tolist()
-        self._slots, self._delivered = [*places, places[-1] + self._stride], 0
+        self._slots, self._delivered = [*places, places[-1] + self._part.step], 0
         self._ahead = _threads().submit(self._read, self._windows)
 
     def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
@@ -273,14 +274,14 @@ class _LaneIterator(grain.DatasetIterator):
             if slot < len(chunk):
                 component, ids = ordered
                 names = np.asarray([self._ids[name] for name in chunk.names], dtype=np.int32)
-                places = np.arange(slot, len(chunk), self._stride)
+                places = np.arange(slot, len(chunk), self._part.step)
                 ids, stamped = ids[places], names[component[places]]
                 # All lanes of the process keep to the setting together, each with the window it
                 # delivers and the one that is read ahead.
                 share = max(_LEAST_WINDOW, reader.window_bytes // (2 * len(_reading)))
                 for a, b in reader.windows(by_id, ids, share):
                     yield _Window(before, places[a:b], stamped[a:b], ids[a:b])
-                slot = int(places[-1]) + self._stride
+                slot = int(places[-1]) + self._part.step
             slot -= len(chunk)
 
     def _chunks_ahead(self, reader: Reader, state: Any) -> Iterator[tuple[Any, WorkChunk, Any]]:
@@ -326,6 +327,21 @@ class _LaneIterator(grain.DatasetIterator):
                 f"not the state of a lane, or damaged: slot = {slot!r} does not fit its check."
             )
         self._go_to(decoded, slot)
+
+    def _set_next_index(self, index: int) -> None:
+        """Goes to an element by its number in the lane, by Grain's `set_next_index`."""
+        number = self._part.start + as_int(index, "index", 0) * self._part.step
+        self._go_to(*seek_sample(self._dataset.source, *self._lane, number))
+
+    def _get_next_index(self) -> int:
+        place = self._state, self._slot
+        number = number_of_sample(self._dataset.source, *self._lane, *place)
+        if number is None:
+            raise NotImplementedError(
+                f"{type(self._dataset.source).__name__} gives no chunk_spans(), so the number of"
+                " an element is not known."
+            )
+        return -(-(number - self._part.start) // self._part.step)
 
     def __str__(self) -> str:
         return f"LaneIterator({self._dataset})"

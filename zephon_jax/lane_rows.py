@@ -11,7 +11,6 @@ import numpy as np
 from zephon_jax import _compat
 from zephon_jax.grain_datasets import LaneIterDataset, _LaneIterator
 from zephon_jax.keys import digest_words
-from zephon_jax.lengths import place_in_lane
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.rows import Columns, join, num_rows, slice_rows, stack
 from zephon_jax.source import WorkSource, state_from_dict
@@ -68,16 +67,14 @@ class _Lane(LaneIterDataset):
 
 
 class _OpenLane(_LaneIterator):
-    """A lane's iterator that can go to a sample by its number."""
+    """A lane's iterator whose reads show up in profiles."""
 
-    def _set_next_index(self, index: int) -> None:
-        source, (lane, num_lanes) = self._dataset.source, self._lane
-        chunk, slot = place_in_lane(source, lane, num_lanes, index)
-        self._go_to(source.seek(chunk * num_lanes, lane, num_lanes), slot)
+    has_read = False  # False for ever where another process reads
 
     def _read(self, windows: Any) -> Any:
         import jax
 
+        self.has_read = True
         with jax.profiler.TraceAnnotation("zephon_jax.read"):
             return super()._read(windows)
 
@@ -204,8 +201,16 @@ class LaneRows:
             self._used = used
 
     def read_up_to(self) -> dict[str, Any]:
-        """Where the lane's dataset stands: how far the pipeline has read, whatever it holds."""
-        assert self._dataset.opened is not None
+        """Where the lane's dataset stands: how far the pipeline has read, whatever it holds.
+
+        Raises:
+          ValueError: If the pipeline reads in processes of its own.
+        """
+        if self._dataset.opened is None or not self._dataset.opened.has_read:
+            raise ValueError(
+                f"lane {self.lane}: how far the pipeline has read is not known, for it reads in"
+                " processes of its own. Use num_workers= instead of mp_prefetch."
+            )
         return self._dataset.opened.get_state()
 
     def close(self) -> None:

@@ -6,48 +6,58 @@ from that (steps of a run, the lane a sample is in) every host computes for itse
 
 from __future__ import annotations
 
-import functools
 import warnings
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from zephon_jax import lanes
-from zephon_jax.source import WorkSource
+from zephon_jax.source import ChunkSpan, WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 
-__all__ = ["ENDLESS", "check_even", "lane_lengths", "place_in_lane"]
+__all__ = ["ENDLESS", "check_even", "lane_lengths", "number_of_sample", "seek_sample"]
 
 ENDLESS = 1 << 62  # samples of a lane that never ends
 _TOLERATED = 1e-3  # share of the samples that may stay undelivered without a warning
 _SUGGESTIONS = 8  # each is tried out, and that takes a while
 
 
-class _Chunks(NamedTuple):
-    """The chunks of a run."""
-
-    size: int  # samples in a whole chunk
-    num_chunks: int  # ENDLESS where the run does not end
-    short: tuple[tuple[int, int], ...]  # (chunk index, samples it lacks)
-
-
-@functools.lru_cache(maxsize=8)
-def _chunks(source: StaticMixtureWorkSource) -> _Chunks:
-    size, eras, short = source.chunk_size_hint(), source._eras, []
-    eras.span_of_sample(ENDLESS - 1)  # works out all eras
-    for span in eras._spans:
-        if span.num_samples >= ENDLESS:
-            return _Chunks(size, ENDLESS, tuple(short))
-        missing = span.num_chunks * size - span.num_samples
-        if missing:
-            short.append((span.start.chunk_index + span.num_chunks - 1, missing))
-    last = eras._spans[-1]
-    return _Chunks(size, last.start.chunk_index + last.num_chunks, tuple(short))
+def _short_chunks(spans: tuple[ChunkSpan, ...], size: int) -> Iterator[tuple[int, int]]:
+    """Chunks that are not whole: (chunk index, samples it lacks)."""
+    for span in spans:
+        if span.num_chunks and span.num_samples is not None:
+            missing = span.num_chunks * size - span.num_samples
+            if missing:
+                yield span.first_chunk + span.num_chunks - 1, missing
 
 
-def _lane_of(source: StaticMixtureWorkSource, chunk: np.ndarray, num_lanes: int) -> np.ndarray:
-    knobs = source._knobs
-    return lanes.lane_of_chunk(chunk, num_lanes, knobs.seed, knobs.lane_assignment)
+def _known_spans(source: WorkSource, num_lanes: int) -> tuple[ChunkSpan, ...] | None:
+    """The source's chunks, where it says them and how lanes share them."""
+    spans = source.chunk_spans() if source.chunk_size_hint() is not None else None
+    if not spans or source.lanes_of_chunks(np.asarray([spans[0].first_chunk]), num_lanes) is None:
+        return None
+    return spans
+
+
+def _owner(source: WorkSource, chunk_index: int, num_lanes: int) -> int:
+    found = source.lanes_of_chunks(np.asarray([chunk_index]), num_lanes)
+    assert found is not None
+    return int(found[0])
+
+
+def _lengths_of(source: WorkSource, num_lanes: int, spans: tuple[ChunkSpan, ...]) -> np.ndarray:
+    size, last = source.chunk_size_hint(), spans[-1]
+    assert size is not None
+    if last.num_chunks is None:
+        return np.full(num_lanes, ENDLESS, dtype=np.int64)
+    begin, end = spans[0].first_chunk, last.first_chunk + last.num_chunks
+    blocks, rest = divmod(end - begin, num_lanes)
+    found = np.full(num_lanes, blocks * size, dtype=np.int64)
+    if rest:
+        found[source.lanes_of_chunks(np.arange(end - rest, end), num_lanes)] += size
+    for chunk_index, missing in _short_chunks(spans, size):
+        found[_owner(source, chunk_index, num_lanes)] -= missing
+    return found
 
 
 def _walk(source: WorkSource, num_lanes: int) -> np.ndarray:
@@ -74,18 +84,9 @@ def lane_lengths(source: WorkSource, num_lanes: int) -> np.ndarray:
             f"the steps of a run follow from chunks of one size, and {type(source).__name__} gives"
             " no chunk_size_hint(). Use lengths='unknown'."
         )
-    if isinstance(source, StaticMixtureWorkSource):
-        chunks = _chunks(source)
-        if chunks.num_chunks == ENDLESS:
-            return np.full(num_lanes, ENDLESS, dtype=np.int64)
-        blocks, rest = divmod(chunks.num_chunks, num_lanes)
-        found = np.full(num_lanes, blocks * chunks.size, dtype=np.int64)
-        last = np.arange(chunks.num_chunks - rest, chunks.num_chunks)
-        if rest:
-            found[_lane_of(source, last, num_lanes)] += chunks.size
-        for chunk, missing in chunks.short:
-            found[_lane_of(source, np.asarray([chunk]), num_lanes)] -= missing
-        return found
+    spans = _known_spans(source, num_lanes)
+    if spans is not None:
+        return _lengths_of(source, num_lanes, spans)
     try:
         len(source)
     except TypeError:
@@ -97,25 +98,52 @@ def lane_lengths(source: WorkSource, num_lanes: int) -> np.ndarray:
     return _walk(source, num_lanes)
 
 
-def place_in_lane(source: WorkSource, lane: int, num_lanes: int, index: int) -> tuple[int, int]:
-    """Where a lane's sample number `index` is: (the lane's chunk, counted by lane; the slot in it).
+def seek_sample(source: WorkSource, lane: int, num_lanes: int, index: int) -> tuple[Any, int]:
+    """Where a lane's sample number `index` is: the state before its chunk, and the slot in it.
 
-    Past the end it is the place after the lane's last sample.
-
-    Raises:
-      ValueError: If the source does not say how large its chunks are.
+    Past the end it is a place after the lane's last sample. A source that does not say where its
+    chunks are is replayed.
     """
-    size = source.chunk_size_hint()
-    if size is None:
-        raise ValueError(f"{type(source).__name__} gives no chunk_size_hint(): it cannot be sought")
-    short: tuple[tuple[int, int], ...] = ()
-    if isinstance(source, StaticMixtureWorkSource):
-        short = _chunks(source).short
-    for chunk, missing in short:
-        owner = int(_lane_of(source, np.asarray([chunk]), num_lanes)[0])  # type: ignore[arg-type]
-        if owner == lane and index >= (chunk // num_lanes + 1) * size - missing:
+    spans = _known_spans(source, num_lanes)
+    if spans is None:
+        state = source.init(lane, num_lanes)
+        while True:
+            chunk, after = source.next_chunk(state)
+            if chunk is None or index < len(chunk):
+                return state, index
+            state, index = after, index - len(chunk)
+    size, begin = source.chunk_size_hint(), spans[0].first_chunk
+    assert size is not None
+    for chunk_index, missing in _short_chunks(spans, size):
+        whole = (chunk_index - begin) // num_lanes + 1  # chunks of the lane, this one included
+        if index >= whole * size - missing and _owner(source, chunk_index, num_lanes) == lane:
             index += missing
-    return divmod(index, size)
+    step, slot = divmod(index, size)
+    return source.seek(begin + step * num_lanes, lane, num_lanes), slot
+
+
+def number_of_sample(
+    source: WorkSource, lane: int, num_lanes: int, state: Any, slot: int
+) -> int | None:
+    """How many samples of the lane come before a slot of the chunk after a state.
+
+    Returns:
+      The number, or None where the source does not say where its chunks are.
+    """
+    spans = _known_spans(source, num_lanes)
+    if spans is None:
+        return None
+    chunk, _ = source.next_chunk(state)
+    if chunk is None:
+        return int(_lengths_of(source, num_lanes, spans)[lane])
+    size, begin = source.chunk_size_hint(), spans[0].first_chunk
+    assert size is not None
+    assert chunk.chunk_index is not None
+    number = (chunk.chunk_index - begin) // num_lanes * size + slot
+    for chunk_index, missing in _short_chunks(spans, size):
+        if chunk_index < chunk.chunk_index and _owner(source, chunk_index, num_lanes) == lane:
+            number -= missing
+    return number
 
 
 def check_even(source: WorkSource, num_lanes: int, lengths: np.ndarray, rows: int) -> None:
@@ -156,7 +184,6 @@ def _advice(source: WorkSource, num_lanes: int, rows: int) -> str:
     """A chunk size that leaves next to nothing undelivered, tried out; nothing where none is."""
     if not isinstance(source, StaticMixtureWorkSource):
         return " Use smaller chunks."
-    settings = {**source._settings, "datasets": source._datasets}
     total, size = len(source), source.chunk_size_hint()
     blocks = max(1, total // (num_lanes * size))
     for n in range(blocks, blocks + _SUGGESTIONS):
@@ -167,7 +194,7 @@ def _advice(source: WorkSource, num_lanes: int, rows: int) -> str:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    other = StaticMixtureWorkSource(**{**settings, "chunk_size": candidate})
+                    other = source.replace(chunk_size=candidate)
             except ValueError:
                 continue
             lengths = lane_lengths(other, num_lanes)

@@ -10,7 +10,7 @@ import abc
 import base64
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.codec import decode_fields, encode_state
 
 __all__ = [
+    "ChunkSpan",
     "LaneShell",
     "WorkSource",
     "check_lane",
@@ -91,6 +92,14 @@ def _checked_next(next_chunk: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+class ChunkSpan(NamedTuple):
+    """Chunks of one size in a row, of which the last may be short."""
+
+    first_chunk: int
+    num_chunks: int | None  # None where they never end
+    num_samples: int | None  # None where they never end
+
+
 class WorkSource(abc.ABC):
     """Base class of all sources. Subclass it to write your own.
 
@@ -129,6 +138,9 @@ class WorkSource(abc.ABC):
         if "next_chunk" in vars(cls):
             cls.next_chunk = _checked_next(vars(cls)["next_chunk"])
 
+    #: The seed that decides the order, None where there is none or only the chunks know it.
+    seed: int | None = None
+
     @abc.abstractmethod
     def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
         """Returns the state before a lane's first chunk."""
@@ -157,6 +169,20 @@ class WorkSource(abc.ABC):
 
     def chunk_size_hint(self) -> int | None:
         """Samples in a whole chunk, or None where they vary."""
+        return None
+
+    def chunk_spans(self) -> tuple[ChunkSpan, ...] | None:
+        """All chunks of the run, without drawing them; None where the source cannot say.
+
+        With `lanes_of_chunks` it tells how many samples each lane gives, and where each is.
+        """
+        return None
+
+    def lanes_of_chunks(self, chunk_index: np.ndarray, num_lanes: int) -> np.ndarray | None:
+        """The lane that gets each of these chunks: int64 (n,); None where the source cannot say.
+
+        Each lane gets one chunk of every num_lanes in a row, counted from the first of the run.
+        """
         return None
 
     def check_chunk(self, chunk: WorkChunk) -> None:

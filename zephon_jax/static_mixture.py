@@ -26,7 +26,7 @@ from zephon_jax.knobs import (
 )
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_index import Cursors, RunIndex
-from zephon_jax.source import WorkSource, check_lane
+from zephon_jax.source import ChunkSpan, WorkSource, check_lane
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
 
 __all__ = ["StaticMixtureWorkSource"]
@@ -180,6 +180,42 @@ class StaticMixtureWorkSource(WorkSource):
         """Samples in a whole chunk."""
         return self._knobs.chunk_size
 
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        """The seed that decides every shuffle and the lanes."""
+        return self._knobs.seed
+
+    def replace(self, **settings: Any) -> StaticMixtureWorkSource:
+        """A source with some arguments changed, named as in the constructor.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> source = zx.StaticMixtureWorkSource([zx.Dataset.from_counts("a", [90])], {"a": 1})
+          >>> source.replace(chunk_size=30).chunk_size_hint()
+          30
+        """
+        return StaticMixtureWorkSource(**{
+            "datasets": self._datasets, **self._settings, **settings
+        })  # fmt: skip
+
+    def chunk_spans(self) -> tuple[ChunkSpan, ...]:
+        """All chunks of the run, one entry for each set of datasets that draw together."""
+        found = []
+        for span in self._eras.spans():
+            endless = span.num_samples >= MAX_SAMPLES
+            counts = (None, None) if endless else (span.num_chunks, span.num_samples)
+            found.append(ChunkSpan(span.start.chunk_index, *counts))
+        return tuple(found)
+
+    def lanes_of_chunks(
+        self, chunk_index: np.ndarray, num_lanes: int, origin: int = 0
+    ) -> np.ndarray:
+        """The lane of each chunk: int64 (n,)."""
+        knobs = self._knobs
+        return lanes.lane_of_chunk(
+            chunk_index, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin
+        )
+
     # States
 
     def init(self, lane: int = 0, num_lanes: int = 1) -> MixtureState:
@@ -190,19 +226,28 @@ class StaticMixtureWorkSource(WorkSource):
         """
         return self.seek(0, lane, num_lanes)
 
-    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> MixtureState:
+    def seek(
+        self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0
+    ) -> MixtureState:
         """Returns the state whose next chunk is this lane's first at or after `chunk_index`.
 
         Takes about as long for any chunk. Past the end of the run it is the lane's last state.
+
+        Args:
+          chunk_index: Global index of a chunk.
+          lane: The lane.
+          num_lanes: Number of lanes.
+          origin: The chunk from which on there are so many lanes: where `relane` cut the run.
 
         Raises:
           TypeError, ValueError: If an argument is not allowed.
         """
         lane, num_lanes = check_lane(lane, num_lanes)
         most = MAX_SAMPLES // self._knobs.chunk_size - num_lanes
-        chunk_index = as_int(chunk_index, "chunk_index", 0, most)
-        first = self._lane_chunk(chunk_index, lane, num_lanes, origin=0)
-        return self._state(self._eras.seek(first), lane, num_lanes, origin=0)
+        origin = as_int(origin, "origin", 0, most)
+        chunk_index = as_int(chunk_index, "chunk_index", origin, most)
+        first = self._lane_chunk(chunk_index, lane, num_lanes, origin)
+        return self._state(self._eras.seek(first), lane, num_lanes, origin)
 
     def _lane_chunk(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
         """The lane's first chunk at or after this one."""
