@@ -225,3 +225,49 @@ def draw_counts(kind, k, total, seed):
     """Counts of `total` samples of k components, some of them perhaps 0."""
     shares = fractions(draw_weights(kind, k, seed))
     return round_to(total, [share * total for share in shares])
+
+
+# Virtual time
+
+
+def phases(weights):
+    """Golden-ratio fractions by rank of weight, the heaviest first; 0 where there is none."""
+    ranked = sorted((d for d, w in enumerate(weights) if w), key=lambda d: (-weights[d], d))
+    return [
+        Fraction((ranked.index(d) + 1) * GOLDEN % 2**64, 2**64) if w else Fraction(0)
+        for d, w in enumerate(weights)
+    ]
+
+
+def fair_queue(weights, num_draws, cost=lambda d, j: 1):
+    """Weighted fair queueing draw by draw: who is drawn, with dues as fractions."""
+    phase, k = phases(weights), len(weights)
+    had, spent = [0] * k, [Fraction(0)] * k
+    order = []
+    for _ in range(num_draws):
+        first = min(
+            (d for d in range(k) if weights[d]),
+            key=lambda d: ((spent[d] + phase[d] * cost(d, had[d])) / Fraction(weights[d]), d),
+        )
+        spent[first] += cost(first, had[first])
+        had[first] += 1
+        order.append(first)
+    return order
+
+
+def piece_costs(lengths, total_costs, block):
+    """Cost of each position of a pass: runs of shards in order, each with the cost of all of it.
+
+    A cost is shared evenly, rounding its running sum down; with blocks, the block's cost is.
+    """
+    flat = []
+    for length, cost in zip(lengths, total_costs, strict=True):
+        flat += [cost * (q + 1) // length - cost * q // length for q in range(length)]
+    if not block:
+        return flat
+    shared = []
+    for start in range(0, len(flat), block):
+        piece = flat[start : start + block]
+        total, length = sum(piece), len(piece)
+        shared += [total * (q + 1) // length - total * q // length for q in range(length)]
+    return shared

@@ -16,7 +16,8 @@ PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
     ["_xp"],
     ["weights", "keys"],
-    ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend", "allocation"],
+    ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend"],
+    ["allocation", "costs", "virtual_time"],
     ["reading", "chunk", "state", "codec", "source", "eras", "knobs", "relane"],
     ["run_index", "static_mixture"],
 ]

@@ -6,7 +6,7 @@ Schedules need NumPy alone: what rests on Grain is imported when it is first nam
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from zephon_jax import lanes, lattice, permutation, quota, swrr
+from zephon_jax import lanes, lattice, permutation, quota, swrr, virtual_time
 from zephon_jax.backend import use_backend
 from zephon_jax.catalog import Dataset
 from zephon_jax.chunk import SampleId, WorkChunk
@@ -52,6 +52,7 @@ __all__ = [
     "swrr",
     "to_global",
     "use_backend",
+    "virtual_time",
 ]
 
 __version__ = "0.1.0"

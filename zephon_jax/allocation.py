@@ -1,4 +1,4 @@
-"""Where quota allocation stands at any chunk, without going through the chunks before.
+"""Where carried quotas stand at any chunk, without going through the chunks before.
 
 Most mixtures have a closed form. The others (a component that gets less than one sample a chunk)
 are stepped through once; carries saved along the way, and the period after which the carry is
@@ -39,6 +39,10 @@ class Allocation:
     def closed(self) -> bool:
         """True where the carry at any chunk is computed directly."""
         return self._closed
+
+    def init_carry(self) -> np.ndarray:
+        """The carry of chunk 0: int32 (k,)."""
+        return quota.init_carry(self.shares)
 
     def carry_at(self, num_chunks: int) -> np.ndarray:
         """The carry after this many chunks: int32 (k,)."""
@@ -82,8 +86,8 @@ class Allocation:
                 return self.carry_at(stop)
         return backend.advance_carry(self.shares, carry, start, stop)
 
-    def step(self, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """One chunk's quotas and the next carry, int32 (k,) each."""
+    def step(self, num_chunks: int, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The quotas of the chunk after so many and the next carry, int32 (k,) each."""
         return quota.step(self.shares, carry)
 
     def drawn_at(self, num_chunks: int, carry: np.ndarray) -> np.ndarray:
@@ -95,4 +99,28 @@ class Allocation:
         before = quota.steady_carry(self.shares, chunks)
         return quota.quotas_between(
             self.shares, before, quota.steady_carry(self.shares, chunks + 1)
+        )
+
+    def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
+        """Chunks after which components have given so many samples, within a few.
+
+        Args:
+          draws: int64 (k,), samples.
+          chosen: bool (k,), the components to look at; at least one, and all active.
+          last: True for the last of them to come there, False for the first.
+        """
+        rate = (self.shares.whole + self.shares.rem / int(self.shares.unit))[chosen]
+        with np.errstate(divide="ignore"):
+            chunks = (draws[chosen] + 2) / rate
+        return int(chunks.max() if last else chunks.min()) + 2
+
+    def is_possible(self, num_chunks: int, carry: np.ndarray) -> bool:
+        """True for a carry that so many chunks may leave over."""
+        unit, wide = int(self.shares.unit), carry.astype(np.int64)
+        owed = num_chunks % unit * self.shares.rem.astype(np.int64)
+        return bool(
+            num_chunks >= 0
+            and ((wide > -unit) & (wide < 2 * unit)).all()
+            and wide.sum() == 0
+            and not ((owed - wide) % unit).any()
         )

@@ -17,7 +17,7 @@ import numpy as np
 from zephon_jax.keys import digest_words, fold
 from zephon_jax.permutation import permute_rows
 
-__all__ = ["Cursor", "Draws", "make_cursor", "sample_ids"]
+__all__ = ["Cursor", "Draws", "make_cursor", "sample_ids", "shard_order"]
 
 _LEVELS = ("shards", "within", "blocks", "global")
 _KEPT_PASSES = 2  # shard orders kept for each dataset: this pass and the next
@@ -229,6 +229,16 @@ def _shard_order(cursor: Cursor, first: int, last: int) -> _ShardOrder:
         return _make_order(cursor, first, last, shard)
     shard = permute_rows(*_order_rows(cursor, first, last))
     return _make_order(cursor, first, last, shard)
+
+
+def shard_order(cursor: Cursor, pass_index: int) -> tuple[np.ndarray, np.ndarray]:
+    """The shards of a pass in its order, and the samples before each.
+
+    Returns:
+      int64 (S,), places among the shards that hold samples, and int64 (S + 1,).
+    """
+    order = _shard_order(cursor, pass_index, pass_index)
+    return order.shard, order.start
 
 
 def _prepare_orders(cursors: Sequence[Cursor], splits: Sequence[_Split]) -> None:

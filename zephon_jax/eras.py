@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_jax import quota
 from zephon_jax.allocation import Allocation
+from zephon_jax.virtual_time import Cost, VirtualTime
 
 __all__ = ["Era", "Eras", "Position", "Rules", "Span"]
 
@@ -38,6 +39,7 @@ class Rules:
     passes: int | None  # the run ends when all active components have had so many
     chunk_size: int  # samples
     fixed: bool  # quotas are the same in every chunk
+    costs: Sequence[Cost] | None = None  # of each component's draws, under virtual time
 
 
 class Era(NamedTuple):
@@ -46,7 +48,7 @@ class Era(NamedTuple):
     first_chunk: int
     base: np.ndarray  # int64 (k,), drawn before the era
     active: np.ndarray  # bool (k,)
-    allocation: Allocation | None  # None when nothing is left to draw from
+    allocation: Allocation | VirtualTime | None  # None when nothing is left to draw from
 
 
 class Position(NamedTuple):
@@ -54,7 +56,7 @@ class Position(NamedTuple):
 
     chunk_index: int
     era: Era
-    carry: np.ndarray  # int32 (k,), in units of 1 / W
+    carry: np.ndarray  # int32 (k,), in units of 1 / W; (0,) under virtual time
     drawn: np.ndarray  # int64 (k,), samples
 
 
@@ -84,7 +86,7 @@ class Eras:
     """Positions of a run by chunk index. Immutable but for what it remembers."""
 
     rules: Rules
-    _allocations: dict[bytes, Allocation] = field(default_factory=dict)
+    _allocations: dict[bytes, Allocation | VirtualTime] = field(default_factory=dict)
     _starts: list[Position] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
     _begun: Span | None = None
@@ -96,15 +98,22 @@ class Eras:
             self._starts = [self._open(0, np.zeros_like(self.rules.totals))]
         return self._starts[0]
 
-    def _allocation(self, active: np.ndarray) -> Allocation | None:
+    def _allocation(self, active: np.ndarray, base: np.ndarray) -> Any:
+        """The quotas of these components, from an era's start on."""
         if not active.any():
             return None
-        name = active.tobytes()
+        rules = self.rules
+        # What a draw costs depends on its place in its dataset; a carry knows nothing of that.
+        name = active.tobytes() + (base.tobytes() if rules.costs is not None else b"")
         if name not in self._allocations:
-            make = quota.fixed_shares_of if self.rules.fixed else quota.shares_of
-            shares = zip(self.rules.fractions, active, strict=True)
+            shares = zip(rules.fractions, active, strict=True)
             weights = [share if on else Fraction(0) for share, on in shares]
-            self._allocations[name] = Allocation(make(weights, self.rules.chunk_size))
+            if rules.costs is not None:
+                made = VirtualTime(weights, rules.chunk_size, rules.costs, base)
+            else:
+                make = quota.fixed_shares_of if rules.fixed else quota.shares_of
+                made = Allocation(make(weights, rules.chunk_size))
+            self._allocations[name] = made
         return self._allocations[name]
 
     def _active(self, drawn: np.ndarray) -> np.ndarray:
@@ -114,8 +123,10 @@ class Eras:
     def _open(self, chunk_index: int, drawn: np.ndarray) -> Position:
         """The position at which an era begins: all carries are zero."""
         active = self._active(drawn)
-        era = Era(chunk_index, drawn, active, self._allocation(active))
-        return Position(chunk_index, era, np.zeros(drawn.shape, dtype=np.int32), drawn)
+        allocation = self._allocation(active, drawn)
+        size = 0 if self.rules.costs is not None else drawn.size
+        era = Era(chunk_index, drawn, active, allocation)
+        return Position(chunk_index, era, np.zeros(size, dtype=np.int32), drawn)
 
     def resume(
         self, chunk_index: int, era_chunk: int, carry: np.ndarray, drawn: np.ndarray
@@ -125,31 +136,40 @@ class Eras:
         Raises:
           ValueError: If they contradict each other.
         """
+        if self.rules.costs is not None:
+            position = self.seek(chunk_index)
+            found = position.chunk_index, position.era.first_chunk
+            consistent = found == (chunk_index, era_chunk) and bool((position.drawn == drawn).all())
+        else:
+            position, consistent = self._resume(chunk_index, era_chunk, carry, drawn)
+        if not consistent:
+            raise ValueError(
+                "the state contradicts itself: its carry and counts do not belong to its chunk"
+                f" {chunk_index}."
+            )
+        return position
+
+    def _resume(
+        self, chunk_index: int, era_chunk: int, carry: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Position, bool]:
+        """The same from the carry alone, whatever was before the era; says whether it can be."""
         active = self._active(drawn)
-        allocation = self._allocation(active)
+        allocation = self._allocation(active, drawn)
         num_chunks = chunk_index - era_chunk
         base = drawn
         if allocation is None:
             consistent = num_chunks == 0 and not carry.any()
         else:
-            unit, wide = int(allocation.shares.unit), carry.astype(np.int64)
-            owed = num_chunks % unit * allocation.shares.rem.astype(np.int64)
             base = drawn - allocation.drawn_at(num_chunks, carry)
             consistent = bool(
-                num_chunks >= 0
-                and ((wide > -unit) & (wide < 2 * unit)).all()
-                and wide.sum() == 0
-                and not ((owed - wide) % unit).any()
+                allocation.is_possible(num_chunks, carry)
                 and (base >= 0).all()
                 and not base[(era_chunk == 0) | ~active & ~self.rules.leaves].any()
             )
         # Eras after the first begin when somebody leaves, and only then.
-        if not consistent or (era_chunk == 0) != np.array_equal(active, self.start().era.active):
-            raise ValueError(
-                "the state contradicts itself: its carry and counts do not belong to its chunk"
-                f" {chunk_index}."
-            )
-        return Position(chunk_index, Era(era_chunk, base, active, allocation), carry, drawn)
+        same = np.array_equal(active, self.start().era.active)
+        era = Era(era_chunk, base, active, allocation)
+        return Position(chunk_index, era, carry, drawn), consistent and (era_chunk == 0) == same
 
     def _at(self, position: Position, num_chunks: int) -> Position:
         """The position after `num_chunks` of the era, as if nothing ended before."""
@@ -166,6 +186,19 @@ class Eras:
         leaving = position.era.active & self.rules.leaves
         return bool((leaving & (position.drawn >= self.rules.totals)).any())
 
+    def _quotas(self, position: Position) -> tuple[np.ndarray, np.ndarray]:
+        """What the next chunk asks of each component, int32 (k,), and the carry after it."""
+        era = position.era
+        assert era.allocation is not None
+        return era.allocation.step(position.chunk_index - era.first_chunk, position.carry)
+
+    def first_quotas(self) -> np.ndarray:
+        """What chunk 0 asks of each component: int32 (k,), zeros where nobody is active."""
+        start = self.start()
+        if start.era.allocation is None:
+            return np.zeros(start.drawn.shape, dtype=np.int32)
+        return self._quotas(start)[0]
+
     def ended(self, position: Position) -> bool:
         """True when the run ends at this chunk boundary, or ended before."""
         rules, active = self.rules, position.era.active
@@ -176,7 +209,7 @@ class Eras:
         capped = active & (rules.caps != UNCAPPED)
         if not capped.any():
             return False
-        quotas, _ = position.era.allocation.step(position.carry)
+        quotas, _ = self._quotas(position)
         return bool((position.drawn + quotas > rules.caps)[capped].any())
 
     def step(self, position: Position) -> tuple[np.ndarray, Position] | None:
@@ -189,8 +222,7 @@ class Eras:
         if self.ended(position):
             return None
         era, rules = position.era, self.rules
-        assert era.allocation is not None
-        quotas, carry = era.allocation.step(position.carry)
+        quotas, carry = self._quotas(position)
         left = np.where(era.active & rules.leaves, rules.totals - position.drawn, _FAR)
         given = np.minimum(quotas, left)
         after = Position(position.chunk_index + 1, era, carry, position.drawn + given)
@@ -269,12 +301,8 @@ class Eras:
         chosen = ends < _FAR
         if not chosen.any():
             return None
-        shares = era.allocation.shares
-        rate = shares.whole + shares.rem / int(shares.unit)
-        with np.errstate(divide="ignore"):
-            chunks = ((ends - era.base + 2) / rate)[chosen]
-        # Floats only say where to look: `_end_of` goes on until the end is there.
-        return int(chunks.max() if rules.passes is not None else chunks.min()) + 2
+        draws = np.maximum(ends - era.base, 0)
+        return era.allocation.chunks_until(draws, chosen, last=rules.passes is not None)
 
     def _end_of(self, start: Position) -> tuple[Position, bool] | None:
         """The end of the era that starts here and whether another follows, or None."""

@@ -16,6 +16,7 @@ from zephon_jax.cursor import block_size
 from zephon_jax.eras import UNCAPPED, Rules
 from zephon_jax.keys import digest_words
 from zephon_jax.lanes import ASSIGNMENTS
+from zephon_jax.virtual_time import Cost
 from zephon_jax.weights import MixtureSpec, warn_if_moved
 
 __all__ = [
@@ -31,7 +32,7 @@ __all__ = [
 
 ORDER_VERSION = 1
 POLICIES = ("stop", "repeat", "redistribute")
-ALLOCATIONS = ("incremental", "fixed")
+ALLOCATIONS = ("incremental", "fixed", "virtual_time")
 _MAX_COUNT = 1 << 60
 
 
@@ -214,12 +215,13 @@ def _check_sizes(knobs: Knobs, totals: np.ndarray) -> None:
             )
 
 
-def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
+def make_rules(knobs: Knobs, totals: np.ndarray, costs: Sequence[Cost] | None) -> Rules:
     """Puts settings and dataset sizes together into the rules of exhaustion.
 
     Args:
       knobs: Checked settings.
       totals: int64 (k,), samples in a pass of each dataset.
+      costs: Cost of each dataset's draws, under virtual time.
 
     Raises:
       ValueError: If an active dataset has no samples, or can never give its first quota.
@@ -252,6 +254,7 @@ def make_rules(knobs: Knobs, totals: np.ndarray) -> Rules:
         passes=knobs.stop_after_passes,
         chunk_size=knobs.chunk_size,
         fixed=knobs.allocation == "fixed",
+        costs=costs,
     )
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "MAX_CHUNK_SIZE",
     "Shares",
     "drawn_after",
+    "exact_weights",
     "fixed_shares",
     "fixed_shares_of",
     "forward",
@@ -56,7 +57,7 @@ class Shares(NamedTuple):
     chunk_size: Array  # int32 (), samples
 
 
-def _exact(weights: Any) -> list[Fraction]:
+def exact_weights(weights: Any) -> list[Fraction]:
     """Exact weights of a mapping or a sequence, with a warning where rounding will show."""
     if isinstance(weights, Mapping):
         spec = MixtureSpec(weights)
@@ -101,7 +102,7 @@ def shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) -> Share
       ([3, 1], [-2, 2])
     """
     chunk_size = as_int(chunk_size, "chunk_size", 1, MAX_CHUNK_SIZE)
-    return shares_of(_exact(weights), chunk_size)
+    return shares_of(exact_weights(weights), chunk_size)
 
 
 def shares_of(weights: Sequence[Fraction], chunk_size: int) -> Shares:
@@ -129,7 +130,7 @@ def fixed_shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) ->
       [3, 1, 0]
     """
     chunk_size = as_int(chunk_size, "chunk_size", 1, MAX_CHUNK_SIZE)
-    return fixed_shares_of(_exact(weights), chunk_size)
+    return fixed_shares_of(exact_weights(weights), chunk_size)
 
 
 def fixed_shares_of(weights: Sequence[Fraction], chunk_size: int) -> Shares:

@@ -15,6 +15,7 @@ import numpy as np
 from zephon_jax import lanes
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
+from zephon_jax.costs import UnitCost
 from zephon_jax.cursor import sample_ids
 from zephon_jax.eras import MAX_SAMPLES, UNCAPPED, Eras, Position
 from zephon_jax.knobs import (
@@ -28,6 +29,7 @@ from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_index import Cursors, RunIndex
 from zephon_jax.source import ChunkSpan, WorkSource, check_lane
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
+from zephon_jax.virtual_time import Cost
 
 __all__ = ["StaticMixtureWorkSource"]
 
@@ -68,7 +70,8 @@ class StaticMixtureWorkSource(WorkSource):
         been gone through so often. 1 unless a policy or `max_repeats` is given.
       lane_assignment: How chunks are dealt to lanes: "permute" or "modulo".
       allocation: "incremental" carries fractions of samples from chunk to chunk; "fixed" gives
-        every chunk the same counts, at least one sample of each component.
+        every chunk the same counts, at least one sample of each component; "virtual_time" deals
+        draws out one by one by weighted fair queueing, a closed form that carries nothing.
 
     The shuffle and policy settings take one value for all datasets or a mapping that names every
     dataset.
@@ -119,24 +122,27 @@ class StaticMixtureWorkSource(WorkSource):
         self._knobs = make_knobs(names, **settings)
         self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in datasets]
         totals = np.asarray([int(counts.sum()) for counts in self._counts], dtype=np.int64)
-        self._eras = Eras(make_rules(self._knobs, totals))
+        self._cursors = Cursors(self._knobs, self._counts)
+        self._eras = Eras(make_rules(self._knobs, totals, self._costs()))
         self._config = config_digests(self._knobs, self._counts)
         self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
         self._targets: dict[bytes, dict[str, float]] = {}
         self._recent: OrderedDict[int, Position] = OrderedDict()
         self._lock = threading.Lock()
-        self._cursors = Cursors(self._knobs, self._counts)
         self._index = RunIndex(self._eras, self._knobs, self._cursors)
         self._check_first_quotas()
         self._built = frozenset(vars(self)) | {"_built"}
 
+    def _costs(self) -> Sequence[Cost] | None:
+        """What each dataset's draws cost, under virtual time."""
+        if self._knobs.allocation != "virtual_time":
+            return None
+        return [UnitCost()] * len(self._knobs.names)
+
     def _check_first_quotas(self) -> None:
-        start, rules = self._eras.start(), self._eras.rules
-        if start.era.allocation is None:
-            return
-        quotas, _ = start.era.allocation.step(start.carry)
-        over = start.era.active & (rules.caps != UNCAPPED) & (quotas > rules.caps)
+        rules, quotas = self._eras.rules, self._eras.first_quotas()
+        over = (rules.caps != UNCAPPED) & (quotas > rules.caps)
         for d in np.flatnonzero(over)[:1]:
             raise ValueError(
                 f"dataset {self._knobs.names[d]!r} gives {quotas[d]} samples to the first chunk and"

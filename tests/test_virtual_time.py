@@ -1,0 +1,225 @@
+"""Quotas by virtual time: the order of weighted fair queueing, found at any draw."""
+
+from __future__ import annotations
+
+import numpy as np
+import oracles
+import pytest
+from helpers import chunks_of, mixture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import zephon_jax as zx
+from zephon_jax import virtual_time
+from zephon_jax.costs import RunningCost, UnitCost
+from zephon_jax.cursor import make_cursor, shard_order
+from zephon_jax.quota import exact_weights
+from zephon_jax.virtual_time import VirtualTime
+
+
+def counts_by_draw(order, k):
+    """Draws of each component among the first n, for every n: (n + 1, k)."""
+    hot = np.zeros((len(order) + 1, k), dtype=np.int64)
+    hot[np.arange(1, len(order) + 1), order] = 1
+    return np.cumsum(hot, axis=0)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any))
+def test_equals_the_queue_draw_by_draw(weights):
+    rows = counts_by_draw(oracles.fair_queue(weights, 60), len(weights))
+    got = [virtual_time.draws_after(weights, n).tolist() for n in range(61)]
+    assert got == rows.tolist()
+
+
+@pytest.mark.filterwarnings("ignore:mixture weights are held")
+@pytest.mark.parametrize("kind", oracles.KINDS)
+@pytest.mark.parametrize("k", [2, 5, 17])
+def test_equals_the_queue_for_drawn_weights(kind, k):
+    weights = oracles.draw_weights(kind, k, seed=k, zeros=True)
+    shares = oracles.units(oracles.fractions(weights))[0]
+    rows = counts_by_draw(oracles.fair_queue(shares, 200), k)
+    for n in (0, 1, 2, 3, 50, 199, 200):
+        assert virtual_time.draws_after(weights, n).tolist() == rows[n].tolist()
+
+
+def worst_prefix(weights, num_draws):
+    """How far any prefix of the draws is from its shares, in draws."""
+    shares = [float(share) for share in oracles.fractions(weights)]
+    allocation = VirtualTime(
+        exact_weights(weights), 1, [UnitCost()] * len(weights), np.zeros(len(weights), np.int64)
+    )
+    counts = np.stack([allocation.draws_after(n) for n in range(num_draws + 1)])
+    return np.abs(counts - np.arange(num_draws + 1)[:, None] * np.asarray(shares)).max()
+
+
+@pytest.mark.parametrize(
+    ("weights", "limit"),
+    [
+        ([1] * 100 + [100], 1.1),
+        ([1 / (d + 1) for d in range(32)], 2.8),
+        ([0.9, 0.1], 1.0),
+        ([1, 1, 1], 1.0),
+    ],
+    ids=["hundred and one", "harmonic", "two", "thirds"],
+)
+def test_every_prefix_is_near_its_shares(weights, limit):
+    assert worst_prefix(weights, 1500) <= limit
+
+
+def test_far_draws_go_on_from_near_ones():
+    """At 2^60 draws the counts still differ by one draw from one number to the next."""
+    weights = [5, 3, 1.7, 1e-6]
+    for start in (10**6, 2**40 + 3, 2**60):
+        rows = np.stack([virtual_time.draws_after(weights, start + n) for n in range(40)])
+        steps = np.diff(rows, axis=0)
+        assert (rows.sum(axis=1) == start + np.arange(40)).all()
+        assert ((steps == 0) | (steps == 1)).all()
+        assert (steps.sum(axis=1) == 1).all()
+        shares = np.asarray([float(s) for s in oracles.effective(weights)])
+        assert np.abs(rows[0] / start - shares).max() < 2 / start + 1e-12
+
+
+def test_the_way_there_does_not_matter():
+    """Answers are remembered and the search starts near the last one; neither may show."""
+    weights = exact_weights([7, 5, 3, 2, 1])
+    base = np.zeros(5, np.int64)
+    numbers = np.random.default_rng(0).integers(0, 10**9, 60).tolist()
+    one = VirtualTime(weights, 1, [UnitCost()] * 5, base)
+    there = [one.draws_after(n).tolist() for n in numbers]
+    for n, counts in zip(numbers, there, strict=True):
+        fresh = VirtualTime(weights, 1, [UnitCost()] * 5, base)
+        assert fresh.draws_after(n).tolist() == counts
+
+
+# Costs that differ
+
+
+def cursor_of(counts, shuffle_block_size=None, shards=True, reshuffle=True):
+    return make_cursor(
+        "a",
+        np.asarray(counts, np.int64),
+        seed=3,
+        epoch=0,
+        shuffle_shards=shards,
+        shuffle_within_shard=False,
+        shuffle_block_size=shuffle_block_size,
+        reshuffle_on_repeat=reshuffle,
+    )
+
+
+def listed_costs(cursor, shard_costs, num_passes):
+    """Cost of each draw of some passes, one by one."""
+    found = []
+    for one in range(num_passes):
+        if cursor.global_:
+            samples, total = cursor.total, int(sum(shard_costs))
+            found += [total * (q + 1) // samples - total * q // samples for q in range(samples)]
+            continue
+        places, _ = shard_order(cursor, one if cursor.reshuffle and cursor.shards else 0)
+        ids = cursor.shard_ids[places].tolist()
+        lengths = cursor.counts[places].tolist()
+        found += oracles.piece_costs(lengths, [shard_costs[s] for s in ids], cursor.block)
+    return found
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=7).filter(any),
+    st.sampled_from([None, 2, 5, 8, "auto", "global"]),
+    st.booleans(),
+    st.booleans(),
+    st.data(),
+)
+def test_running_cost_equals_adding_up(counts, block, shards, reshuffle, data):
+    cursor = cursor_of(counts, block, shards, reshuffle)
+    shard_costs = [data.draw(st.integers(n, 50 * n), label="cost") for n in counts]
+    running = RunningCost(cursor, np.asarray(shard_costs, np.int64))
+    costs = listed_costs(cursor, shard_costs, 3)
+    before = [0, *np.cumsum(costs).tolist()]
+    assert before[-1] == 3 * sum(shard_costs)
+    for j, cost in enumerate(costs):
+        assert running.draw(j) == (j, before[j], cost)
+        for amount in (before[j], before[j] + cost - 1):
+            assert running.last_before(amount) == (j, before[j], cost)
+
+
+@pytest.mark.parametrize("block", [None, 7, "auto", "global"])
+def test_queue_with_costs_draw_by_draw(block):
+    """Three components whose shards' costs lie a hundred times apart, over several passes."""
+    rng = np.random.default_rng(5)
+    counts = [[5, 9, 2], [4], [3, 3, 1, 6]]
+    cursors = [cursor_of(c, block) for c in counts]
+    shard_costs = [[int(n) * int(rng.integers(1, 400)) for n in c] for c in counts]
+    running = [
+        RunningCost(cursor, np.asarray(costs, np.int64))
+        for cursor, costs in zip(cursors, shard_costs, strict=True)
+    ]
+    listed = [
+        listed_costs(cursor, costs, 60) for cursor, costs in zip(cursors, shard_costs, strict=True)
+    ]
+    order = oracles.fair_queue([3, 2, 1], 150, cost=lambda d, j: listed[d][j])
+    rows = counts_by_draw(order, 3)
+    allocation = VirtualTime(exact_weights([3, 2, 1]), 1, running, np.zeros(3, np.int64))
+    for n in [*range(151), *range(150, -1, -7)]:
+        assert allocation.draws_after(n).tolist() == rows[n].tolist()
+
+
+def test_costs_go_on_where_an_era_begins():
+    """After a base of earlier draws the queue starts anew, with the costs of the places."""
+    costs = [[30, 400, 7, 90], [11, 5]]
+    cursors = [cursor_of([4] * 4), cursor_of([3] * 2)]
+    running = [RunningCost(c, np.asarray(w, np.int64)) for c, w in zip(cursors, costs, strict=True)]
+    listed = [listed_costs(c, w, 40) for c, w in zip(cursors, costs, strict=True)]
+    base = [7, 4]
+    order = oracles.fair_queue([1, 2], 80, cost=lambda d, j: listed[d][base[d] + j])
+    rows = counts_by_draw(order, 2)
+    allocation = VirtualTime(exact_weights([1, 2]), 1, running, np.asarray(base))
+    assert [allocation.draws_after(n).tolist() for n in range(81)] == rows.tolist()
+
+
+# In a source
+
+
+def test_chunks_hold_the_first_draws_of_the_queue():
+    weights, size = [5, 3, 1.7], 16
+    source = mixture(
+        [100, 40, 7], weights, chunk_size=size, allocation="virtual_time",
+        exhausted_policy="repeat",
+    )  # fmt: skip
+    shares = oracles.units(oracles.fractions(weights))[0]
+    rows = counts_by_draw(oracles.fair_queue(shares, 30 * size), 3)
+    got = [chunk.counts.tolist() for chunk in chunks_of(source, limit=30)]
+    assert got == np.diff(rows[::size], axis=0).tolist()
+    assert source.init().carry.shape == (0,)
+
+
+@pytest.mark.parametrize("k", [3, 90])
+def test_seek_far_is_stepping(k):
+    source = mixture(
+        [10**6] * k, list(range(1, k + 1)), chunk_size=1000, allocation="virtual_time",
+        exhausted_policy="repeat",
+    )  # fmt: skip
+    for g in (0, 1000, 10**6, 10**12):
+        for lane in (0, 5):
+            state = source.seek(g, lane, 8)
+            chunk, after = source.next_chunk(state)
+            assert chunk.chunk_index >= g
+            other, _ = source.next_chunk(zx.decode_state(source, zx.encode_state(after)))
+            assert other.chunk_index == source.next_chunk(after)[0].chunk_index
+            again = source.next_chunk(source.seek(other.chunk_index, lane, 8))[0]
+            assert again.order()[1].tolist() == other.order()[1].tolist()
+
+
+def test_a_state_with_other_counts_is_refused():
+    source = mixture(
+        [50, 60], chunk_size=10, allocation="virtual_time", exhausted_policy="redistribute"
+    )
+    state = source.seek(3)
+    drawn = state.drawn.copy()
+    drawn[0, 0] += 1
+    drawn[1, 0] -= 1
+    with pytest.raises(ValueError, match="contradicts itself"):
+        source.next_chunk(source.init()._replace(drawn=drawn, chunk=state.chunk))
+    other = mixture([50, 60], chunk_size=10, exhausted_policy="redistribute")
+    with pytest.raises(ValueError, match="other allocation"):
+        other.next_chunk(state)

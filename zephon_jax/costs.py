@@ -1,0 +1,161 @@
+"""What draws cost: one sample each, or tokens as far as they are known.
+
+Tokens are known by the shard. A draw costs the mean over the smallest piece of its dataset's
+order whose place can be computed: its shard without block shuffle, its block with it, each shard
+counting by the part that lies in the block, and the whole dataset when that is shuffled at once.
+So the cost of a dataset's first draws is piecewise linear, takes a few numbers a shard to hold,
+and can be inverted. All of it is integers: pieces are cut by rounding down, their sums are exact.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import NamedTuple
+
+import numpy as np
+
+from zephon_jax.cursor import Cursor, shard_order
+
+__all__ = ["Draw", "RunningCost", "UnitCost"]
+
+_KEPT_PASSES = 4
+
+
+class Draw(NamedTuple):
+    """A draw of a dataset with its cost."""
+
+    number: int  # draws before it
+    before: int  # their cost
+    cost: int  # its own, at least 1
+
+
+class UnitCost:
+    """Every draw costs 1: weights are shares of samples."""
+
+    __slots__ = ()
+
+    mean = 1.0  # cost of a draw, on average
+
+    def draw(self, index: int) -> Draw:
+        """The draw with this index."""
+        return Draw(index, index, 1)
+
+    def last_before(self, amount: int) -> Draw:
+        """The last draw before which at most this much has been spent."""
+        return Draw(amount, amount, 1)
+
+
+class _Piece(NamedTuple):
+    """Consecutive positions of a pass that share a cost evenly."""
+
+    first: int  # position
+    length: int  # positions
+    before: int  # cost of the positions before, in this pass
+    cost: int  # cost of all its positions
+
+
+class _Table(NamedTuple):
+    """The shards of one pass in its order. Memory views: their items are Python ints."""
+
+    starts: memoryview  # int64 (S + 1,), samples before each
+    sums: memoryview  # int64 (S + 1,), cost before each
+
+
+class RunningCost:
+    """The cost of a dataset's draws, in the order of its passes. Immutable but for a small cache.
+
+    Args:
+      cursor: The dataset's order.
+      shard_costs: int64 (num_shards,), cost of all samples of each shard, in any unit; what is
+        less than 1 a sample counts as 1.
+    """
+
+    def __init__(self, cursor: Cursor, shard_costs: np.ndarray):
+        self._cursor = cursor
+        self._costs = np.maximum(shard_costs[cursor.shard_ids], cursor.counts)
+        self._samples, self._total = cursor.total, int(self._costs.sum())
+        self.mean = self._total / max(1, self._samples)
+        self._tables: dict[int, _Table] = {}
+
+    def _table(self, pass_index: int) -> _Table:
+        """The shard order of a pass with its costs."""
+        name = pass_index if self._cursor.shards and self._cursor.reshuffle else 0
+        known = self._tables.get(name)
+        if known is not None:
+            return known
+        shard, starts = shard_order(self._cursor, name)
+        sums = np.concatenate([[0], np.cumsum(self._costs[shard])])
+        table = _Table(np.ascontiguousarray(starts).data, sums.data)
+        # One assignment, so that another thread sees the old cache or the new one.
+        self._tables = {**dict(list(self._tables.items())[1 - _KEPT_PASSES :]), name: table}
+        return table
+
+    def _run(self, table: _Table, place: int) -> _Piece:
+        """The shard at a place of a pass."""
+        first, before = table.starts[place], table.sums[place]
+        return _Piece(first, table.starts[place + 1] - first, before,
+                      table.sums[place + 1] - before)  # fmt: skip
+
+    def _spent(self, table: _Table, position: int) -> int:
+        """Cost of a pass's first positions, by shards alone."""
+        if position >= self._samples:
+            return self._total
+        run = self._run(table, bisect.bisect_right(table.starts, position) - 1)
+        return run.before + run.cost * (position - run.first) // run.length
+
+    def _block(self, table: _Table, position: int) -> _Piece:
+        """The block of the mosaic that holds a position."""
+        first = position - position % self._cursor.block
+        length = min(self._cursor.block, self._samples - first)
+        before = self._spent(table, first)
+        return _Piece(first, length, before, self._spent(table, first + length) - before)
+
+    def _whole(self) -> _Piece:
+        return _Piece(0, self._samples, 0, self._total)
+
+    def _piece_at(self, pass_index: int, position: int) -> _Piece:
+        cursor = self._cursor
+        if cursor.block >= self._samples:
+            return self._whole()
+        table = self._table(pass_index)
+        if cursor.block:
+            return self._block(table, position)
+        return self._run(table, bisect.bisect_right(table.starts, position) - 1)
+
+    def _piece_of(self, pass_index: int, amount: int) -> _Piece:
+        """The piece in which a pass's cost comes to be more than an amount below its total."""
+        cursor = self._cursor
+        if cursor.block >= self._samples:
+            return self._whole()
+        table = self._table(pass_index)
+        run = self._run(table, bisect.bisect_right(table.sums, amount) - 1)
+        if not cursor.block:
+            return run
+        return self._block(table, run.first + _most(run, amount))
+
+    def draw(self, index: int) -> Draw:
+        """The draw with this index."""
+        pass_index, position = divmod(index, self._samples)
+        piece = self._piece_at(pass_index, position)
+        return self._of(piece, pass_index, position - piece.first)
+
+    def last_before(self, amount: int) -> Draw:
+        """The last draw before which at most this much has been spent."""
+        pass_index, amount = divmod(amount, self._total)
+        piece = self._piece_of(pass_index, amount)
+        return self._of(piece, pass_index, _most(piece, amount))
+
+    def _of(self, piece: _Piece, pass_index: int, inside: int) -> Draw:
+        spent = piece.cost * inside // piece.length
+        cost = piece.cost * (inside + 1) // piece.length - spent
+        return Draw(
+            pass_index * self._samples + piece.first + inside,
+            pass_index * self._total + piece.before + spent,
+            cost,
+        )
+
+
+def _most(piece: _Piece, amount: int) -> int:
+    """The most positions of a piece that keep the cost at or below an amount."""
+    # The largest q with cost * q // length <= rest; below `length`, for all of it costs more.
+    return ((amount - piece.before + 1) * piece.length - 1) // piece.cost
