@@ -1,8 +1,8 @@
 """How many samples each component gives to a chunk.
 
 Weights seldom divide a chunk evenly, so each component carries a remainder from chunk to chunk,
-an integer in units of 1 / W. A component is never more than two samples ahead of its exact share
-nor one behind, for ever, and quotas are never negative. The same rule serves NumPy and JAX, in
+an integer in units of 1 / W. A component is never more than two samples behind its exact share
+nor one ahead, for ever, and quotas are never negative. The same rule serves NumPy and JAX, in
 32 bits: what would not fit is split into whole and remaining parts on the host.
 """
 
