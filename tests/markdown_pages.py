@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 _FENCE = re.compile(
     r"^( *)```([\w-]*)[^\n]*\n(.*?)^ *```$(?:\n+ *```text\n(.*?)^ *```$)?", re.M | re.S
 )
-_SNIPPET = re.compile(r'^--8<-- "(.+)"$', re.M)
+_SNIPPET = re.compile(r"^--8<--\n(.+)\n--8<--$", re.M)
 
 
 class Block(NamedTuple):

@@ -45,7 +45,7 @@ def test_scripts_run():
     pages = "".join(page.read_text() for page in PAGES)
     assert len(SCRIPTS) >= 5
     for script in SCRIPTS:
-        assert f'--8<-- "{script.relative_to(ROOT).as_posix()}"' in pages
+        assert f"--8<--\n{script.relative_to(ROOT).as_posix()}\n--8<--" in pages
         command = [sys.executable, "-W", "error", str(script)]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, cwd=script.parent,
