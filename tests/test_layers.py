@@ -15,7 +15,7 @@ import zephon_jax
 PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
     ["_xp"],
-    ["weights", "keys"],
+    ["weights", "keys", "token_ratios"],
     ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],
     ["reading", "chunk", "state", "codec", "source", "eras", "knobs", "relane"],

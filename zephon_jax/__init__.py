@@ -16,6 +16,7 @@ from zephon_jax.relane import relane
 from zephon_jax.source import LaneShell, WorkSource, decode_state
 from zephon_jax.state import MixtureState
 from zephon_jax.static_mixture import StaticMixtureWorkSource
+from zephon_jax.token_estimation import TokenEstimation, count_shard_tokens
 from zephon_jax.weights import MixtureSpec
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ __all__ = [
     "MixtureState",
     "SampleId",
     "StaticMixtureWorkSource",
+    "TokenEstimation",
     "WorkChunk",
     "WorkSource",
+    "count_shard_tokens",
     "decode_state",
     "encode_state",
     "in_step",

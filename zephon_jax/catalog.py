@@ -54,6 +54,8 @@ class Dataset:
     source: Any = None
     # True if some shards are remote or compressed, so that they are read from local copies.
     staged: bool = False
+    # Bytes of each shard where no files tell, int64 (num_shards,), read-only.
+    declared_bytes: np.ndarray | None = None
     # The dataset of which this is a part, and the rule that says which part.
     whole: Dataset | None = None
     part: Part | None = None
@@ -64,6 +66,8 @@ class Dataset:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.shard_counts.flags.writeable = False  # Pickle forgets it.
+        if self.declared_bytes is not None:
+            self.declared_bytes.flags.writeable = False
 
     def __repr__(self) -> str:
         where = "counts only" if self.location is None else repr(self.location)
@@ -86,6 +90,19 @@ class Dataset:
     def readable(self) -> bool:
         """False where only the counts are known, so that reading would fail."""
         return bool(self.shards) or self.source is not None or self.part is not None
+
+    @property
+    def shard_bytes(self) -> np.ndarray | None:
+        """Bytes of each shard's file as it is stored, int64 (num_shards,); None where not known.
+
+        A shard of a part has the bytes of the whole shard in proportion to its samples.
+        """
+        if self.part is not None and self.whole is not None:
+            whole = self.whole.shard_bytes
+            return None if whole is None else self.part.share_bytes(whole, self.whole.shard_counts)
+        if self.shards:
+            return np.asarray([file.size for file in self.shards], dtype=np.int64)
+        return self.declared_bytes
 
     def describe_shard(self, shard_id: int) -> str:
         """Names a shard for an error."""
@@ -139,30 +156,45 @@ class Dataset:
         return {name: self._part(name, part) for name, part in parts.items()}
 
     def _part(self, name: str, part: Part) -> Dataset:
-        readable = self.readable
+        readable, given = self.readable, self.declared_bytes
         return Dataset(
             name=name,
             shard_counts=part.counts,
             shards=tuple(self.shards[i] for i in part.shard_ids) if self.shards else (),
             location=None if self.location is None else f"{self.location}#{name}",
             staged=self.staged,
+            declared_bytes=None if given is None else part.share_bytes(given, self.shard_counts),
             whole=self if readable else None,
             part=part if readable else None,
         )
 
     @classmethod
-    def from_counts(cls, name: str, counts: Sequence[int] | np.ndarray) -> Dataset:
+    def from_counts(
+        cls,
+        name: str,
+        counts: Sequence[int] | np.ndarray,
+        num_bytes: Sequence[int] | np.ndarray | None = None,
+    ) -> Dataset:
         """Declares a dataset by its sample counts alone, to simulate a schedule.
 
         Args:
           name: What the mixture calls it.
           counts: Samples in each shard, at least 0.
+          num_bytes: Bytes of each shard, for mixtures in tokens.
 
         Raises:
           TypeError: If the name is not a string, or a count is not an integer.
           ValueError: If the name is empty, a count is negative, or there are no shards.
         """
-        return cls(_checked_name(name), _checked_counts(name, counts))
+        name, counts = _checked_name(name), _checked_counts(name, counts)
+        if num_bytes is not None:
+            num_bytes = _frozen_counts(name, _checked_counts(name, num_bytes, "num_bytes"))
+            if len(num_bytes) != len(counts):
+                raise ValueError(
+                    f"dataset {name!r}: num_bytes has {len(num_bytes)} entries for {len(counts)}"
+                    " shards. Give one for each shard."
+                )
+        return cls(name, counts, declared_bytes=num_bytes)
 
     @classmethod
     def from_source(cls, name: str, source: Any, shard_size: int | None = None) -> Dataset:
@@ -267,36 +299,36 @@ def _checked_name(name: Any) -> str:
     return name
 
 
-def _checked_counts(name: str, counts: Any) -> np.ndarray:
+def _checked_counts(name: str, counts: Any, what: str = "counts") -> np.ndarray:
     """Returns counts as int64 after checking each, without a Python loop over an array."""
     listed = isinstance(counts, (Sequence, np.ndarray)) and not isinstance(counts, (str, bytes))
     if not listed:
-        raise TypeError(f"dataset {name!r}: counts must be a list of integers; got {counts!r}.")
+        raise TypeError(f"dataset {name!r}: {what} must be a list of integers; got {counts!r}.")
     if not isinstance(counts, np.ndarray) or counts.dtype == object:
         for kind in set(map(type, counts)):
             if kind is bool or not issubclass(kind, (int, np.integer)):
                 shard, bad = next((i, c) for i, c in enumerate(counts) if type(c) is kind)
                 raise TypeError(
-                    f"dataset {name!r}: counts must be integers; got {bad!r} "
+                    f"dataset {name!r}: {what} must be integers; got {bad!r} "
                     f"of type {kind.__name__} for shard {shard}."
                 )
         listed_counts: list[Any] = list(counts)
         kind = object if _is_huge(listed_counts) else np.int64
         counts = np.asarray(listed_counts, dtype=kind)
     if counts.ndim != 1:
-        raise ValueError(f"dataset {name!r}: counts must be flat; got shape {counts.shape}.")
+        raise ValueError(f"dataset {name!r}: {what} must be flat; got shape {counts.shape}.")
     if counts.size == 0:
         raise ValueError(f"dataset {name!r} has no shards; give at least one count.")
     if counts.dtype.kind not in "iuO":
-        raise TypeError(f"dataset {name!r}: counts must be integers; got dtype {counts.dtype}.")
+        raise TypeError(f"dataset {name!r}: {what} must be integers; got dtype {counts.dtype}.")
     shard = int(np.argmin(counts))
     if counts[shard] < 0:
         raise ValueError(
-            f"dataset {name!r}: counts must not be negative; got {counts[shard]} for shard {shard}."
+            f"dataset {name!r}: {what} must not be negative; got {counts[shard]} for shard {shard}."
         )
     # Floats are exact enough to see a total that int64 could not hold.
     if float(np.sum(counts, dtype=float)) > _MAX_SAMPLES:
-        raise ValueError(f"dataset {name!r} has more than 2^62 samples in all.")
+        raise ValueError(f"dataset {name!r} has {what} of more than 2^62 in all.")
     return counts.astype(np.int64)
 
 

@@ -45,6 +45,14 @@ class Part(NamedTuple):
         places = indices + self.starts[shard_id]
         return whole_id, permute(places, count, fold(self.key, whole_id)).astype(np.int64)
 
+    def share_bytes(self, whole_bytes: np.ndarray, whole_counts: np.ndarray) -> np.ndarray:
+        """Bytes of the part's shards, of those of the whole in proportion to the samples."""
+        num_bytes, counts = whole_bytes[self.shard_ids], whole_counts[self.shard_ids]
+        if self.key is None:
+            return num_bytes
+        exact = num_bytes.astype(object) * self.counts // np.maximum(counts, 1)
+        return exact.astype(np.int64)
+
 
 def _bounds(fractions: Mapping[str, float | Fraction]) -> np.ndarray:
     """Cumulative fractions in units of 1 / _ONE, int64 (parts + 1,).

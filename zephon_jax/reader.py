@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax.catalog import Dataset
-from zephon_jax.formats.base import named_error
+from zephon_jax.formats.base import OpenShard, named_error
 from zephon_jax.open_files import OpenFiles
 from zephon_jax.staging import Shard, Stager, default_stager
 
@@ -131,6 +131,12 @@ class Reader:
             stop = max(min(stop, limit), start + 1)
             yield start, stop
             start = stop
+
+    @contextmanager
+    def opened(self, dataset: Dataset, shard_id: int) -> Iterator[OpenShard]:
+        """Holds an open shard of a dataset that has files and is no part of another."""
+        with self._files.opened(dataset, shard_id, self.stager) as shard:
+            yield shard
 
     def needs_plan(self, datasets_by_id: Mapping[int, Dataset]) -> bool:
         """True if some shards are remote or compressed, so that `plan` has something to do."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.formats.base import FetchRange, OpenShard, ShardIndex
+from zephon_jax.formats.riegeli import data_bytes
 
 __all__ = ["ARRAY_RECORD", "ArrayRecordFormat"]
 
@@ -44,6 +45,7 @@ class ArrayRecordShard:
     num_files = 1
 
     def __init__(self, path: str):
+        self._path = path
         self._reader = _open_reader(path)
         self.num_samples: int = self._reader.num_records()
 
@@ -53,6 +55,14 @@ class ArrayRecordShard:
 
     def num_bytes(self, indices: np.ndarray) -> None:
         """Not known before reading."""
+
+    def measure_bytes(
+        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+    ) -> tuple[np.ndarray, int]:
+        """Bytes of the records, and of all by the headers of the file's chunks."""
+        del indices, field
+        sizes = np.asarray([len(record) for record in records], dtype=np.int64)
+        return sizes, data_bytes(self._path)
 
     def close(self) -> None:
         """Closes the file."""

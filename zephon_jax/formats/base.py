@@ -75,6 +75,21 @@ class OpenShard(Protocol):
         """Bytes of each record, int64, or None where only their mean is known."""
         ...
 
+    def measure_bytes(
+        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+    ) -> tuple[np.ndarray, int]:
+        """Bytes of records that were read, and of all records of the file in the same measure.
+
+        Args:
+          indices: int64 (n,), as for `read`.
+          records: What `read` returned for them.
+          field: The entry of the records that is wanted, for formats that have entries.
+
+        Returns:
+          int64 (n,), and an int that may be an estimate.
+        """
+        ...
+
     def close(self) -> None:
         """Gives the file handle back. The shard is not read again."""
         ...

@@ -145,6 +145,13 @@ class JsonlShard:
         """Bytes of each line."""
         return self._offsets[indices + 1] - self._offsets[indices]
 
+    def measure_bytes(
+        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+    ) -> tuple[np.ndarray, int]:
+        """Bytes of the lines, and of all of them."""
+        del records, field
+        return self.num_bytes(indices), int(self._offsets[-1] - self._offsets[0])
+
     def close(self) -> None:
         """Closes the file."""
         fd, self._fd = self._fd, -1

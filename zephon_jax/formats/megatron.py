@@ -110,6 +110,13 @@ class MegatronShard:
         """Bytes of each sequence."""
         return self._lengths[indices].astype(np.int64) * self._dtype.itemsize
 
+    def measure_bytes(
+        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+    ) -> tuple[np.ndarray, int]:
+        """Bytes of the sequences, and of the `.bin` file, which holds nothing else."""
+        del records, field
+        return self.num_bytes(indices), self._size
+
     def close(self) -> None:
         """Lets go of the mappings; they end with the last array that looks at them."""
         self._data = self._lengths = self._pointers = np.empty(0, np.uint8)

@@ -66,6 +66,7 @@ class ParquetShard:
         rows = [group.num_rows for group in groups]
         self._bounds = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
         sizes = np.array([group.total_byte_size for group in groups], dtype=np.int64)
+        self._stored = np.array([_stored_bytes(group) for group in groups], dtype=np.int64)
         self._row_bytes = sizes // np.maximum(rows, 1)
         self.num_samples = int(meta.num_rows)
         self._check_columns()
@@ -99,10 +100,57 @@ class ParquetShard:
         """Mean bytes of the rows in each row's group, all columns counted."""
         return self._row_bytes[np.searchsorted(self._bounds, indices, side="right") - 1]
 
+    def measure_bytes(
+        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+    ) -> tuple[np.ndarray, int]:
+        """Bytes of a column's values, or of all columns', by the row groups that are touched."""
+        del records
+        groups = np.searchsorted(self._bounds, indices, side="right") - 1
+        sizes = np.empty(len(indices), dtype=np.int64)
+        found = 0
+        touched = np.unique(groups)
+        for group in touched.tolist():
+            table = self._row_group(group)
+            if field in table.column_names:
+                table = table.select([field])
+            columns = [_value_bytes(column) for column in table.columns]
+            values = np.asarray(columns, dtype=np.int64).sum(axis=0)
+            mine = groups == group
+            sizes[mine] = values[indices[mine] - self._bounds[group]]
+            found += int(values.sum())
+        stored = int(self._stored[touched].sum())
+        return sizes, found * int(self._stored.sum()) // max(1, stored)
+
     def close(self) -> None:
         """Closes the file and drops its decoded row groups."""
         BLOCKS.forget(id(self))
         self._file.close()
+
+
+def _stored_bytes(group: Any) -> int:
+    """Bytes that a row group takes in the file."""
+    return sum(group.column(c).total_compressed_size for c in range(group.num_columns))
+
+
+def _value_bytes(column: Any) -> np.ndarray:
+    """Bytes of each value of a column, int64; the mean where values are not text or lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind, column = column.type, column.combine_chunks()
+    if pa.types.is_large_string(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
+        sizes = pc.call_function("binary_length", [column])
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        each = len(column.flatten())
+        lengths = (
+            pc.call_function("list_value_length", [column])
+            .fill_null(0)
+            .to_numpy(zero_copy_only=False)
+        )
+        return lengths.astype(np.int64) * (column.nbytes // max(1, each))
+    else:
+        return np.full(len(column), column.nbytes // max(1, len(column)), dtype=np.int64)
+    return sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 def _rows(table: Any, places: np.ndarray) -> list[dict[str, Any]]:
