@@ -19,7 +19,8 @@ LAYERS = [
     ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],
     ["reading", "chunk", "state", "codec", "source", "eras", "knobs", "relane"],
-    ["run_index", "static_mixture"],
+    ["run_index", "static_mixture", "run_rows"],
+    ["simulation", "simulate_words", "simulate"],
 ]
 
 

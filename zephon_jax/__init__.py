@@ -13,6 +13,8 @@ from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.codec import encode_state
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.relane import relane
+from zephon_jax.simulate import simulate
+from zephon_jax.simulation import Simulation
 from zephon_jax.source import LaneShell, WorkSource, decode_state
 from zephon_jax.state import MixtureState
 from zephon_jax.static_mixture import StaticMixtureWorkSource
@@ -20,6 +22,7 @@ from zephon_jax.token_estimation import TokenEstimation, count_shard_tokens
 from zephon_jax.weights import MixtureSpec
 
 if TYPE_CHECKING:
+    from zephon_jax import plot
     from zephon_jax.checkpoint import restore_checkpoint, save_checkpoint
     from zephon_jax.elastic import ElasticIterDataset, LaneError
     from zephon_jax.global_batch import GlobalBatches, in_step, to_global
@@ -37,6 +40,7 @@ __all__ = [
     "MixtureSpec",
     "MixtureState",
     "SampleId",
+    "Simulation",
     "StaticMixtureWorkSource",
     "TokenEstimation",
     "WorkChunk",
@@ -48,10 +52,12 @@ __all__ = [
     "lanes",
     "lattice",
     "permutation",
+    "plot",
     "quota",
     "relane",
     "restore_checkpoint",
     "save_checkpoint",
+    "simulate",
     "swrr",
     "to_global",
     "use_backend",
@@ -76,8 +82,10 @@ _ON_GRAIN = {  # name: the module that has it
 def __getattr__(name: str) -> Any:
     if name in _ON_GRAIN:
         return getattr(importlib.import_module(f"zephon_jax.{_ON_GRAIN[name]}"), name)
+    if name == "plot":
+        return importlib.import_module("zephon_jax.plot")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_ON_GRAIN])
+    return sorted([*globals(), *_ON_GRAIN, "plot"])

@@ -20,6 +20,7 @@ from zephon_jax.cursor import sample_ids
 from zephon_jax.eras import MAX_SAMPLES, UNCAPPED, Eras, Position
 from zephon_jax.knobs import (
     CONFIG_THINGS,
+    Knobs,
     check_datasets,
     config_digests,
     make_knobs,
@@ -181,6 +182,21 @@ class StaticMixtureWorkSource(WorkSource):
     def datasets_by_id(self) -> Mapping[int, Any]:
         """The datasets by id, in the order of the list."""
         return self._by_id
+
+    @property
+    def knobs(self) -> Knobs:
+        """The settings, checked and brought to one value a dataset."""
+        return self._knobs
+
+    @property
+    def eras(self) -> Eras:
+        """Who draws in which chunk, and how much: positions of the run by chunk index."""
+        return self._eras
+
+    @property
+    def run_index(self) -> RunIndex:
+        """The run by sample: the datasets' cursors, and samples by index."""
+        return self._index
 
     def chunk_size_hint(self) -> int:
         """Samples in a whole chunk."""
@@ -388,7 +404,7 @@ class StaticMixtureWorkSource(WorkSource):
             counts=quotas.astype(np.int32),
             ids=self._ids_of(position, quotas),
             seed=self._knobs.seed,
-            target=self._target(position),
+            target=self.target_at(position),
             source_exhausted=self._exhausted(after),
             chunk_index=position.chunk_index,
             slot=(position.chunk_index - origin) % num_lanes,
@@ -406,7 +422,8 @@ class StaticMixtureWorkSource(WorkSource):
             ]
         )
 
-    def _target(self, position: Position) -> dict[str, float]:
+    def target_at(self, position: Position) -> dict[str, float]:
+        """The shares that the chunk at a position stands for, by name."""
         name = position.era.active.tobytes()
         if name not in self._targets:
             shares = [

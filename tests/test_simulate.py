@@ -1,0 +1,249 @@
+"""Simulation against stepping, and what it says in words."""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+from helpers import chunks_of, mixture
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_laws import SOURCES, CountSource
+
+import zephon_jax as zx
+from zephon_jax.simulation import Simulation
+
+
+def stepped(source, num_chunks, num_lanes):
+    """The chunks of a run by stepping every lane, as (index, lane, counts, target), by index."""
+    names = list(source.component_ids())
+    found = []
+    for lane in range(num_lanes):
+        limit = None if num_chunks is None else num_chunks // num_lanes + 1
+        for chunk in chunks_of(source, lane, num_lanes, limit=limit):
+            counts = [len(chunk.components.get(name, ())) for name in names]
+            target = [chunk.target_mixture.get(name, 0.0) for name in names]
+            found.append((chunk.chunk_index, lane, counts, target))
+    found.sort(key=lambda one: one[0])
+    return [one for one in found if num_chunks is None or one[0] < num_chunks]
+
+
+def assert_equal(run: Simulation, expected, num_lanes, num_components):
+    assert run.num_chunks == len(expected)
+    chunk = np.asarray([e[0] for e in expected], dtype=np.int64)
+    lane = np.asarray([e[1] for e in expected], dtype=np.int64)
+    counts = np.asarray([e[2] for e in expected], dtype=np.int64).reshape(-1, num_components)
+    target = np.asarray([e[3] for e in expected]).reshape(-1, num_components)
+    assert np.array_equal(run.lane_chunks, np.bincount(lane, minlength=num_lanes))
+    for number in range(num_lanes):
+        assert np.array_equal(run.lane_draws[number], counts[lane == number].sum(axis=0))
+    for d in range(num_components):
+        held = chunk[counts[:, d] > 0]
+        assert run.first_draw[d] == (held[0] if held.size else -1)
+        assert run.last_draw[d] == (held[-1] if held.size else -1)
+    ahead = np.cumsum(counts - target * counts.sum(axis=1, keepdims=True), axis=0)
+    rows = range(0, len(expected), run.stride)
+    assert np.array_equal(run.chunk, chunk[:: run.stride])
+    parts = [counts[n : n + run.stride].sum(axis=0) for n in rows]
+    assert np.array_equal(run.draws, np.asarray(parts).reshape(-1, num_components))
+    for n, row in enumerate(rows):
+        part = ahead[row : row + run.stride]
+        assert np.allclose(run.deviation[n], part[-1], atol=1e-6)
+        assert np.allclose(run.deviation_low[n], part.min(axis=0), atol=1e-6)
+        assert np.allclose(run.deviation_high[n], part.max(axis=0), atol=1e-6)
+        assert np.allclose(run.target_shares[n], target[row])
+    if run.stride == 1:
+        assert np.array_equal(run.lane, lane)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(("num_lanes", "stride"), [(1, None), (3, None), (7, 4)])
+def test_whole_run_equals_stepping(name, num_lanes, stride):
+    source = SOURCES[name]()
+    run = zx.simulate(source, None, num_lanes, stride=stride)
+    expected = stepped(source, None, num_lanes)
+    assert_equal(run, expected, num_lanes, len(source.component_ids()))
+    assert run.ended
+    if source.supports_indexing():
+        assert run.num_samples == len(source)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_beginning_equals_stepping_and_knows_the_end(name):
+    source = SOURCES[name]()
+    whole = len(stepped(source, None, 2))
+    for num_chunks in (0, 1, whole - 1, whole, whole + 5):
+        run = zx.simulate(source, num_chunks, 2)
+        assert_equal(run, stepped(source, num_chunks, 2), 2, len(source.component_ids()))
+        assert run.ended == (num_chunks >= whole)
+
+
+POLICIES = ("stop", "repeat", "redistribute")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=5),
+    weights=st.lists(st.sampled_from([0.001, 0.01, 0.1, 1, 3, 7, 50]), min_size=5, max_size=5),
+    policies=st.lists(st.sampled_from(POLICIES), min_size=5, max_size=5),
+    chunk_size=st.integers(1, 40),
+    num_lanes=st.integers(1, 6),
+    num_chunks=st.integers(0, 300),
+    fixed=st.booleans(),
+)
+def test_drawn_mixtures_equal_stepping(
+    sizes, weights, policies, chunk_size, num_lanes, num_chunks, fixed
+):
+    names = "abcde"[: len(sizes)]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            source = mixture(
+                sizes, weights[: len(sizes)], chunk_size=chunk_size,
+                exhausted_policy=dict(zip(names, policies, strict=False)),
+                allocation="fixed" if fixed else "incremental",
+            )  # fmt: skip
+    except ValueError:
+        return  # refused at construction, by name
+    run = zx.simulate(source, num_chunks, num_lanes)
+    assert_equal(run, stepped(source, num_chunks, num_lanes), num_lanes, len(sizes))
+
+
+def test_long_stretches_of_rare_components_equal_stepping():
+    """Past the length from which a compiled scan takes over, and over its seams."""
+    source = mixture([10**9, 10**9, 30], [5, 3, 0.0004], chunk_size=64, exhausted_policy="repeat")
+    run = zx.simulate(source, 20_000)
+    for g in (0, 1, 8191, 8192, 16_384, 19_999):
+        state = source.seek(g)
+        assert run.drawn[g].tolist() == source.next_chunk(state)[1].samples_drawn.tolist()
+
+
+def test_a_million_chunks_take_seconds_and_bounded_memory():
+    for rare in (0.3, 0.00003):
+        weights = [5, 4, 3, 2, 1, 1.5, 0.7, rare]
+        source = mixture([10**9] * 8, weights, chunk_size=1024, exhausted_policy="repeat")
+        begin = time.perf_counter()
+        run = zx.simulate(source, 1_000_000, 64)
+        assert time.perf_counter() - begin < 15  # 5 on a machine that does nothing else
+        assert run.num_samples == 1024 * 1_000_000
+        assert np.array_equal(run.lane_draws.sum(axis=0), source.seek(1_000_000).samples_drawn)
+        assert -2 < run.deviation_low.min() <= run.deviation_high.max() < 1
+
+
+def test_rows_are_put_together_when_there_are_too_many(monkeypatch):
+    source = SOURCES["many"]()
+    whole = zx.simulate(source)
+    monkeypatch.setattr(sys.modules["zephon_jax.simulate"], "_MOST_NUMBERS", 600)
+    run = zx.simulate(source)
+    assert run.stride == 4
+    assert len(run.chunk) == 8
+    assert np.array_equal(run.drawn[-1], whole.drawn[-1])
+    assert run.deviation_low.min() == whole.deviation_low.min()
+    assert run.deviation_high.max() == whole.deviation_high.max()
+    assert (run.lane == -1).all()
+
+
+def test_table_and_csv(tmp_path):
+    run = zx.simulate(SOURCES["passes"](), num_lanes=2)
+    table = run.to_table()
+    assert {len(column) for column in table.values()} == {run.num_chunks}
+    assert table["draws:a"].tolist() == run.draws[:, 0].tolist()
+    pyarrow = pytest.importorskip("pyarrow")
+    assert pyarrow.table(table).column_names == list(table)
+    run.to_csv(tmp_path / "run.csv")
+    with open(tmp_path / "run.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["drawn:c"]) for row in rows] == run.drawn[:, 2].tolist()
+    assert [float(row["share:b"]) for row in rows] == run.shares[:, 1].tolist()
+
+
+# Words
+
+
+def test_a_component_that_is_never_drawn_is_named():
+    with pytest.warns(UserWarning, match="moved by more than a thousandth"):
+        source = mixture([10, 10, 10], [1e-9, 0.5, 0.5], chunk_size=10)
+    run = zx.simulate(source, 1)
+    assert run.draws.tolist() == [[0, 5, 5]]
+    assert any("'a' is not drawn in the run" in text for text in run.warnings)
+    assert "! 'a' is not drawn in the run" in str(run)
+
+
+def test_the_dataset_that_ends_first_is_named():
+    run = zx.simulate(mixture([100, 300], chunk_size=10, exhausted_policy="redistribute"))
+    assert run.exhausted == (("a", 19), ("b", 39))
+    assert any(text.startswith("'a' ends first, after chunk 19 of 40") for text in run.warnings)
+    run = zx.simulate(mixture([100, 300], chunk_size=10, exhausted_policy="stop"))
+    assert run.exhausted == (("a", 19),)
+    text = "'a' ends the run, after chunk 19: by then 'b' has had 0.333 passes."
+    assert text in run.warnings
+
+
+def test_starved_lanes_are_named():
+    source = {
+        assignment: mixture(
+            [10**6] * 2, [5, 1], chunk_size=1, exhausted_policy="repeat", lane_assignment=assignment
+        )
+        for assignment in ("modulo", "permute")
+    }
+    said = zx.simulate(source["modulo"], 480, 8).warnings
+    assert any("lanes 0, 2, 4, 6 of 8 never get 'b'" in text for text in said)
+    assert any("lane_assignment='permute'" in text for text in said)
+    assert zx.simulate(source["permute"], 480, 8).warnings == ()
+    said = zx.simulate(mixture([20], chunk_size=10), num_lanes=4).warnings
+    assert any("of 4 get no chunk" in text for text in said)
+
+
+def test_a_shared_seed_is_named():
+    class Careless(CountSource):
+        def next_chunk(self, state):
+            chunk, after = super().next_chunk(state)
+            return chunk and zx.WorkChunk(chunk.components, seed=5), after
+
+    said = zx.simulate(Careless()).warnings
+    assert any("30 chunks share seed 5 and have no chunk_index" in text for text in said)
+    assert zx.simulate(CountSource()).warnings == ()
+
+
+def test_two_datasets_of_one_place_are_named(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n' * 20)
+    sets = [zx.Dataset.from_path(name, tmp_path) for name in ("a", "b")]
+    with pytest.warns(UserWarning, match="read the same place"):
+        source = zx.StaticMixtureWorkSource(sets, {"a": 1, "b": 1}, chunk_size=4)
+    assert any("'a', 'b' read the same place" in text for text in zx.simulate(source).warnings)
+
+
+# Bad input
+
+
+def test_endless_runs_need_a_number_of_chunks():
+    source = mixture([10], exhausted_policy="repeat")
+    with pytest.raises(ValueError, match="never ends: say how far to look with num_chunks="):
+        zx.simulate(source)
+
+    class Endless(CountSource):
+        def next_chunk(self, state):
+            return zx.WorkChunk({"odd": [(0, 0, 1)]}), state._replace(step=state.step + 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zephon_jax.run_rows._MOST_WALKED", 100)
+        with pytest.raises(ValueError, match="Endless did not end within 100 chunks"):
+            zx.simulate(Endless())
+    assert zx.simulate(Endless(), 40).num_chunks == 40
+
+
+def test_arguments_are_checked():
+    source = SOURCES["stop"]()
+    for call, error, text in (
+        (lambda: zx.simulate("web"), TypeError, "must be a zx.WorkSource"),
+        (lambda: zx.simulate(source, -1), ValueError, "num_chunks"),
+        (lambda: zx.simulate(source, 1.5), TypeError, "num_chunks"),
+        (lambda: zx.simulate(source, 5, 0), ValueError, "num_lanes"),
+        (lambda: zx.simulate(source, 5, stride=0), ValueError, "stride"),
+    ):
+        with pytest.raises(error, match=text):
+            call()

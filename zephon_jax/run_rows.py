@@ -1,0 +1,191 @@
+"""A run in stretches of chunks with their quotas, many at a time and without samples.
+
+What `next_chunk` draws one chunk at a time is worked out here for thousands: in closed form where
+the mixture has one, by a compiled scan where it has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from zephon_jax import backend, lanes, quota
+from zephon_jax.allocation import Allocation
+from zephon_jax.eras import UNCAPPED, Eras, Position
+from zephon_jax.source import WorkSource
+from zephon_jax.static_mixture import StaticMixtureWorkSource
+
+__all__ = ["Stretch", "stretches"]
+
+_BLOCK = 8192  # chunks worked out together; their pairwise ranks are what takes memory
+_MOST_WALKED = 1_000_000  # chunks after which a source without an index counts as endless
+
+
+class Stretch(NamedTuple):
+    """Consecutive chunks that stand for the same shares."""
+
+    first_chunk: int
+    counts: np.ndarray  # int64 (n, k), samples of each component in each chunk
+    lane: np.ndarray  # int64 (n,), the lane of each chunk
+    target: np.ndarray  # float64 (k,), shares that sum to 1
+    # Components that give nothing more after these chunks, or because of which the run ends there.
+    gone: tuple[str, ...] = ()
+    seed: int | None = None  # the seed of a chunk that has no index of its own
+    ended: bool = False  # True where the run ends with these chunks
+
+
+def stretches(source: WorkSource, num_chunks: int | None, num_lanes: int) -> Iterator[Stretch]:
+    """Goes through the first chunks of a run, or all of it.
+
+    Args:
+      source: Any source.
+      num_chunks: Chunks to go through, of all lanes together; None for the whole run.
+      num_lanes: Lanes that the chunks are dealt to.
+
+    Raises:
+      ValueError: If the whole of an endless run is asked for.
+    """
+    # A subclass with chunks of its own is stepped through like any other source.
+    if getattr(type(source), "next_chunk", None) is StaticMixtureWorkSource.next_chunk:
+        assert isinstance(source, StaticMixtureWorkSource)
+        return _of_mixture(source, num_chunks, num_lanes)
+    return _by_stepping(source, num_chunks, num_lanes)
+
+
+def _of_mixture(
+    source: StaticMixtureWorkSource, num_chunks: int | None, num_lanes: int
+) -> Iterator[Stretch]:
+    eras, knobs = source.eras, source.knobs
+    if num_chunks is None and eras.endless:
+        raise ValueError(f"{source!r} never ends: say how far to look with num_chunks=.")
+    position = eras.start()
+    if eras.ended(position):
+        yield Stretch(0, *_nothing(len(knobs.names)), ended=True)
+        return
+    while num_chunks is None or position.chunk_index < num_chunks:
+        first = position.chunk_index
+        most = _BLOCK if num_chunks is None else min(_BLOCK, num_chunks - first)
+        target = np.asarray(list(source.target_at(position).values()), dtype=np.float64)
+        counts, after, gone = _next_rows(eras, position, most)
+        chunk = np.arange(first, first + len(counts))
+        lane = lanes.lane_of_chunk(chunk, num_lanes, knobs.seed, knobs.lane_assignment)
+        names = tuple(knobs.names[d] for d in np.flatnonzero(gone))
+        ended = after is None or eras.ended(after)
+        yield Stretch(first, counts, lane, target, names, ended=ended)
+        if after is None or ended:
+            return
+        position = after
+
+
+def _nothing(num_components: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Counts, lanes and target of no chunk at all."""
+    none = np.zeros((0, num_components), dtype=np.int64)
+    return none, none[:, 0], np.zeros(num_components)
+
+
+def _next_rows(
+    eras: Eras, start: Position, most: int
+) -> tuple[np.ndarray, Position | None, np.ndarray]:
+    """Counts of up to so many chunks of one era, (n, k), with the position after them.
+
+    The position is None where the run has ended. The last result says which components leave, or
+    end the run: bool (k,).
+    """
+    rules, era = eras.rules, start.era
+    nobody = np.zeros_like(era.active)
+    assert era.allocation is not None  # the run has not ended
+    since = start.chunk_index - era.first_chunk
+    quotas, carries = _quotas(era.allocation, start.carry, since, most)
+    drawn = start.drawn + np.concatenate([np.zeros_like(quotas[:1]), np.cumsum(quotas, axis=0)])
+    leaving = era.active & rules.leaves
+    left = leaving & (drawn[1:] >= rules.totals)
+    departs = left.any(axis=1)
+    num_rows = int(departs.argmax()) + 1 if departs.any() else most
+    over = _over(eras, start, drawn[:-1], quotas)[:num_rows]
+    ended = over.all(axis=1) if rules.passes is not None else over.any(axis=1)
+    if ended.any():
+        end = int(ended.argmax())
+        return quotas[:end], None, nobody if rules.passes is not None else over[end]
+    chunk_index = start.chunk_index + num_rows
+    if not departs.any():
+        return quotas, Position(chunk_index, era, carries[-1], drawn[-1]), nobody
+    # The chunk in which somebody leaves is short where its quota was more than what was left.
+    before, quota_ = drawn[num_rows - 1], quotas[num_rows - 1]
+    given = np.where(leaving, np.minimum(quota_, rules.totals - before), quota_)
+    counts = np.concatenate([quotas[: num_rows - 1], given[None]])
+    zero = np.zeros_like(start.carry)
+    after = eras.resume(chunk_index, chunk_index, zero, before + given)
+    return counts, after, left[num_rows - 1]
+
+
+def _over(eras: Eras, start: Position, before: np.ndarray, quotas: np.ndarray) -> np.ndarray:
+    """Components that would end the run before a chunk: bool (n, k).
+
+    One is enough, but with `passes`, where all have to have had theirs.
+    """
+    rules, active = eras.rules, start.era.active
+    if rules.passes is not None:
+        return ~active | (before >= rules.passes * rules.totals)
+    capped = active & (rules.caps != UNCAPPED)
+    return capped & (before + quotas > rules.caps)
+
+
+def _quotas(
+    allocation: Allocation, carry: np.ndarray, since: int, num_chunks: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Quotas of consecutive chunks of an era and the carries after them: (n, k) each."""
+    shares = allocation.shares
+    if allocation.closed:
+        carries = quota.steady_carry(shares, np.arange(since, since + num_chunks + 1))
+        quotas = quota.quotas_between(shares, carries[:-1], carries[1:])
+    else:
+        quotas, carries = backend.quota_rows(shares, carry, num_chunks)
+    return quotas.astype(np.int64), carries
+
+
+def _by_stepping(source: WorkSource, num_chunks: int | None, num_lanes: int) -> Iterator[Stretch]:
+    """The same for any source, a block of lanes at a time."""
+    if num_chunks is None and source.supports_indexing():
+        try:
+            len(source)
+        except TypeError as error:
+            raise ValueError(f"{error} Or say how far to look with num_chunks=.") from None
+    place = {name: d for d, name in enumerate(source.component_ids())}
+    gone: set[str] = set()
+    states = {lane: source.init(lane, num_lanes) for lane in range(num_lanes)}
+    block, more = 0, False
+    while states and (num_chunks is None or block * num_lanes < num_chunks):
+        if block * num_lanes >= _MOST_WALKED and num_chunks is None:
+            raise ValueError(
+                f"{type(source).__name__} did not end within {_MOST_WALKED:,} chunks: say how far"
+                " to look with num_chunks=."
+            )
+        found = []
+        for lane, state in list(states.items()):
+            chunk, after = source.next_chunk(state)
+            if chunk is None:
+                del states[lane]
+                continue
+            states[lane] = after
+            dealt = block * num_lanes + lane
+            index = dealt if chunk.chunk_index is None else chunk.chunk_index
+            if num_chunks is None or index < num_chunks:
+                found.append((index, lane, chunk))
+            else:
+                more = True
+        for index, lane, chunk in sorted(found, key=lambda one: one[:2]):
+            counts = np.zeros((1, len(place)), dtype=np.int64)
+            target = np.zeros(len(place))
+            for name, count in zip(chunk.names, chunk.counts.tolist(), strict=True):
+                counts[0, place[name]] = count
+            for name, share in chunk.target_mixture.items():
+                target[place[name]] = share
+            new = tuple(name for name in chunk.source_exhausted if name not in gone)
+            gone.update(new)
+            seed = chunk.seed if chunk.chunk_index is None else None
+            yield Stretch(index, counts, np.asarray([lane]), target, new, seed)
+        block += 1
+    if not more and all(source.next_chunk(state)[0] is None for state in states.values()):
+        yield Stretch(0, *_nothing(len(place)), ended=True)

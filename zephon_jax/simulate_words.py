@@ -1,0 +1,141 @@
+"""What to look at in a simulated run, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from zephon_jax.simulation import Simulation
+from zephon_jax.source import WorkSource
+
+__all__ = ["warnings_of"]
+
+_LISTED = 8  # names or lanes in a sentence
+_POOR = 4  # a lane that gets less than its even part of a component by this factor is starved
+_ENOUGH = 16  # samples a lane: below, uneven parts are no wonder
+
+
+def _list(items: Sequence[object]) -> str:
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return ", ".join(map(str, items[:_LISTED])) + more
+
+
+def _never_drawn(record: Simulation) -> Iterator[str]:
+    if not record.num_samples:
+        yield "nothing is drawn in the run: there is no chunk to draw."
+        return
+    wanted = (record.targets > 0).any(axis=0)
+    for d in np.flatnonzero(wanted & (record.first_draw < 0)).tolist():
+        share = record.targets[:, d].max()
+        yield (
+            f"{record.names[d]!r} is not drawn in the run: its share of {share:.3g} comes to"
+            f" {share * record.num_samples:.3g} of the {record.num_samples:,} samples. Give it a"
+            " larger weight, or a longer run."
+        )
+
+
+def _times(passes: float) -> str:
+    return "1 pass" if passes == 1 else f"{passes:.3g} passes"
+
+
+def _ends(record: Simulation) -> Iterator[str]:
+    drawn = record.lane_draws.sum(axis=0)
+    if record.exhausted and record.exhausted[0][1] < record.num_chunks - 1:
+        name, chunk = record.exhausted[0]
+        yield (
+            f"{name!r} ends first, after chunk {chunk:,} of {record.num_chunks:,}; from there on"
+            " the others share its part."
+        )
+    elif record.exhausted and record.ended:
+        name, chunk = record.exhausted[0]
+        others = [
+            f"{n!r} has had {_times(drawn[d] / record.totals[d])}"
+            for d, n in enumerate(record.names)
+            if n not in dict(record.exhausted) and record.totals[d] and record.first_draw[d] >= 0
+        ]
+        by_then = f": by then {_list(others)}" if others else ""
+        yield f"{name!r} ends the run, after chunk {chunk:,}{by_then}."
+    with np.errstate(divide="ignore", invalid="ignore"):
+        passes = np.where(record.totals > 0, drawn / record.totals, 0.0)
+    if len(passes) > 1 and passes.max() >= 4 and passes.max() >= 4 * passes[drawn > 0].min():
+        most, least = int(passes.argmax()), int(np.where(drawn > 0, passes, np.inf).argmin())
+        yield (
+            f"{record.names[most]!r} is gone through {passes[most]:.3g} times while"
+            f" {record.names[least]!r} is gone through {passes[least]:.3g} times: weights and sizes"
+            " are far apart."
+        )
+
+
+def _starved(record: Simulation) -> Iterator[str]:
+    if record.num_lanes == 1 or not record.num_chunks:
+        return
+    empty = np.flatnonzero(record.lane_chunks == 0).tolist()
+    if empty:
+        yield (
+            f"lanes {_list(empty)} of {record.num_lanes} get no chunk: {record.num_chunks:,} chunks"
+            " are too few. Use smaller chunks or fewer lanes."
+        )
+    fair = record.lane_draws.sum(axis=0) / record.num_lanes
+    for d, name in enumerate(record.names):
+        got = record.lane_draws[:, d]
+        never = np.flatnonzero((got == 0) & (record.lane_chunks > 0)).tolist()
+        poor = np.flatnonzero((got > 0) & (got * _POOR < fair[d])).tolist()
+        if fair[d] > 0 and never:
+            yield (
+                f"lanes {_list(never)} of {record.num_lanes} never get {name!r}, of which"
+                f" {int(got.sum()):,} samples are drawn. {_advice(record, d)}"
+            )
+        elif fair[d] >= _ENOUGH and poor:
+            yield (
+                f"lanes {_list(poor)} of {record.num_lanes} get less than a quarter of their even"
+                f" part of {name!r} ({fair[d]:,.0f} samples). {_advice(record, d)}"
+            )
+
+
+def _advice(record: Simulation, component: int) -> str:
+    if record.lane_draws[:, component].sum() < 2 * record.num_lanes:
+        return "There are too few for so many lanes: a longer run or fewer lanes help."
+    return (
+        "Its chunks come at steps that fall together with the lanes: lane_assignment='permute',"
+        " or larger chunks, spread them."
+    )
+
+
+def _shared(source: WorkSource, seeds: Mapping[int | None, int]) -> Iterator[str]:
+    for seed, times in seeds.items():
+        if times > 1:
+            yield (
+                f"{times:,} chunks share seed {seed} and have no chunk_index, so random reading"
+                " orders are the same in all of them. Give chunks their chunk_index."
+            )
+    places = Counter(
+        place
+        for dataset in source.datasets_by_id.values()
+        if (place := getattr(dataset, "location", None)) is not None
+    )
+    for place, times in places.items():
+        if times > 1:
+            names = [
+                repr(d.name)
+                for d in source.datasets_by_id.values()
+                if getattr(d, "location", None) == place
+            ]
+            yield f"{_list(names)} read the same place, {place}: each of them gives its samples."
+
+
+def warnings_of(
+    record: Simulation, source: WorkSource, seeds: Mapping[int | None, int]
+) -> Iterator[str]:
+    """Says what a run should be looked at for.
+
+    Args:
+      record: The run.
+      source: What it was simulated of.
+      seeds: Chunks by seed, for chunks that have no index of their own.
+    """
+    yield from _never_drawn(record)
+    yield from _ends(record)
+    yield from _starved(record)
+    yield from _shared(source, seeds)
