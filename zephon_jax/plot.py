@@ -194,9 +194,8 @@ def passes(run: Simulation, components: Sequence[str] | None = None) -> Picture:
     if any(run.names[d] in used_up for d in shown):
         ax.plot([], [], "X", color="white", markeredgecolor="black", markersize=9, label="used up")
     top = max(1.0, float(np.nanmax(made[-1, shown])))
-    if top < 20:
-        for whole in range(1, int(top) + 1):
-            ax.axhline(whole, color="black", linewidth=0.6, linestyle=(0, (1, 3)), zorder=0)
+    if top >= 2:
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
     ax.set_ylim(0, top * 1.05)
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     _dress(ax, "samples drawn, all components", "passes through the dataset", "Passes")
@@ -225,7 +224,8 @@ def deviation(run: Simulation, components: Sequence[str] | None = None) -> Pictu
     for ax, place, d in zip(axes, range(len(shown)), shown, strict=True):
         style = _style(place)
         if len(starts) < num_rows or run.stride > 1:
-            ax.stairs(high[:, d], ends, baseline=low[:, d], fill=True, color=style["color"])
+            ax.stairs(high[:, d], ends, baseline=low[:, d], fill=True, facecolor=style["color"],
+                      edgecolor=style["color"], linewidth=0.8)  # fmt: skip
         else:
             ax.plot(run.chunk, run.deviation[:, d], color=style["color"], marker=".", linewidth=1)
         for edge in run.bound or ():

@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax import backend, lanes, quota
+from zephon_jax import backend, quota
 from zephon_jax.allocation import Allocation
 from zephon_jax.eras import UNCAPPED, Eras, Position
 from zephon_jax.source import WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
+from zephon_jax.virtual_time import VirtualTime
 
 __all__ = ["Stretch", "stretches"]
 
@@ -70,7 +71,7 @@ def _of_mixture(
         target = np.asarray(list(source.target_at(position).values()), dtype=np.float64)
         counts, after, gone = _next_rows(eras, position, most)
         chunk = np.arange(first, first + len(counts))
-        lane = lanes.lane_of_chunk(chunk, num_lanes, knobs.seed, knobs.lane_assignment)
+        lane = source.lanes_of_chunks(chunk, num_lanes)
         names = tuple(knobs.names[d] for d in np.flatnonzero(gone))
         ended = after is None or eras.ended(after)
         yield Stretch(first, counts, lane, target, names, ended=ended)
@@ -97,7 +98,7 @@ def _next_rows(
     nobody = np.zeros_like(era.active)
     assert era.allocation is not None  # the run has not ended
     since = start.chunk_index - era.first_chunk
-    quotas, carries = _quotas(era.allocation, start.carry, since, most)
+    quotas, carry = _quotas(era.allocation, start.carry, since, most)
     drawn = start.drawn + np.concatenate([np.zeros_like(quotas[:1]), np.cumsum(quotas, axis=0)])
     leaving = era.active & rules.leaves
     left = leaving & (drawn[1:] >= rules.totals)
@@ -110,7 +111,7 @@ def _next_rows(
         return quotas[:end], None, nobody if rules.passes is not None else over[end]
     chunk_index = start.chunk_index + num_rows
     if not departs.any():
-        return quotas, Position(chunk_index, era, carries[-1], drawn[-1]), nobody
+        return quotas, Position(chunk_index, era, carry, drawn[-1]), nobody
     # The chunk in which somebody leaves is short where its quota was more than what was left.
     before, quota_ = drawn[num_rows - 1], quotas[num_rows - 1]
     given = np.where(leaving, np.minimum(quota_, rules.totals - before), quota_)
@@ -133,16 +134,19 @@ def _over(eras: Eras, start: Position, before: np.ndarray, quotas: np.ndarray) -
 
 
 def _quotas(
-    allocation: Allocation, carry: np.ndarray, since: int, num_chunks: int
+    allocation: Allocation | VirtualTime, carry: np.ndarray, since: int, num_chunks: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Quotas of consecutive chunks of an era and the carries after them: (n, k) each."""
+    """Quotas of consecutive chunks of an era, int64 (n, k), and the carry after them."""
+    if isinstance(allocation, VirtualTime):
+        quotas = allocation.quotas_of(np.arange(since, since + num_chunks))
+        return quotas.astype(np.int64), carry
     shares = allocation.shares
     if allocation.closed:
         carries = quota.steady_carry(shares, np.arange(since, since + num_chunks + 1))
-        quotas = quota.quotas_between(shares, carries[:-1], carries[1:])
+        quotas, carries = quota.quotas_between(shares, carries[:-1], carries[1:]), carries[1:]
     else:
         quotas, carries = backend.quota_rows(shares, carry, num_chunks)
-    return quotas.astype(np.int64), carries
+    return quotas.astype(np.int64), carries[-1]
 
 
 def _by_stepping(source: WorkSource, num_chunks: int | None, num_lanes: int) -> Iterator[Stretch]:
