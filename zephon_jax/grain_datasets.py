@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 import zlib
 from collections import deque
@@ -16,6 +15,7 @@ import numpy as np
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.lengths import number_of_sample, seek_sample
+from zephon_jax.per_process import PerProcess
 from zephon_jax.reader import Reader, default_reader
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.source import (
@@ -31,24 +31,14 @@ __all__ = ["LaneIterDataset", "MixtureMapDataset"]
 _THREADS = 4  # for all iterators of a process together
 _CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
 _LEAST_WINDOW = 1 << 18  # bytes
-_pool: ThreadPoolExecutor | None = None
 _reading: weakref.WeakSet[_LaneIterator] = weakref.WeakSet()  # iterators that hold windows
 
 
-def _threads() -> ThreadPoolExecutor:
-    """The threads that read ahead, shared by all iterators of this process."""
-    global _pool
-    if _pool is None:
-        _pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="zephon_jax")
-    return _pool
+def _make_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, thread_name_prefix="zephon_jax")
 
 
-def _forget_threads() -> None:
-    global _pool
-    _pool = None
-
-
-os.register_at_fork(after_in_child=_forget_threads)
+_pool: PerProcess[ThreadPoolExecutor] = PerProcess(_make_pool)
 
 
 class MixtureMapDataset(grain.MapDataset):
@@ -243,7 +233,7 @@ class _LaneIterator(grain.DatasetIterator):
         if self._windows is None:
             self._windows = self._make_windows(self._state, self._slot)
         if self._ahead is None:
-            self._ahead = _threads().submit(self._read, self._windows)
+            self._ahead = _pool.get().submit(self._read, self._windows)
         try:
             loaded = self._ahead.result()
         except BaseException:
@@ -258,7 +248,7 @@ class _LaneIterator(grain.DatasetIterator):
         self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
         places = window.places.tolist()
         self._slots, self._delivered = [*places, places[-1] + self._part.step], 0
-        self._ahead = _threads().submit(self._read, self._windows)
+        self._ahead = _pool.get().submit(self._read, self._windows)
 
     def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
         window = next(windows, None)

@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import struct
-import threading
 import time
 import uuid
 import zlib
@@ -71,32 +70,22 @@ class _Table(NamedTuple):
 
 
 _EMPTY = _Table({}, np.empty(0, np.int64))
-# Index files that this process has loaded, by their path, and scans that are in no file.
+# Index files that this process has loaded, by their path, and scans that are in no file. Threads
+# only ever look up or put one entry, so they need no lock.
 _tables: dict[str, _Table] = {}
 _scanned: dict[File, ShardIndex] = {}
-_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # Its holder may not exist here.
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def index_of(shard: Shard, location: str | None, stager: Stager | None = None) -> ShardIndex:
     """Returns the index of a shard: from memory, from its file, or by scanning it."""
     file = shard.file
     path = _index_path(location, shard.fmt.name)
-    with _lock:
-        found = _scanned.get(file) or _tables.get(path, _EMPTY).find(file)
+    found = _scanned.get(file) or _tables.get(path, _EMPTY).find(file)
     if found is None:
         found = _load(path).find(file)
     if found is None:
         found = _scan(shard, stager or default_stager(), whole=True)
-        with _lock:
-            _scanned[file] = found
+        _scanned[file] = found
     return found
 
 
@@ -163,8 +152,7 @@ def check_unchanged(file: File) -> None:
 
 
 def _find_all(shards: Sequence[Shard], table: _Table) -> list[ShardIndex | None]:
-    with _lock:
-        return [_scanned.get(shard.file) or table.find(shard.file) for shard in shards]
+    return [_scanned.get(shard.file) or table.find(shard.file) for shard in shards]
 
 
 def _scan(shard: Shard, stager: Stager, whole: bool = False) -> ShardIndex:
@@ -243,8 +231,7 @@ def _load(path: str) -> _Table:
             # The open file, not its name, which may be another version by now.
             offsets = np.memmap(file, "<i8", "r", 0, (begin // 8,)) if begin else _EMPTY.offsets
         table = _Table(rows, offsets)
-    with _lock:
-        _tables[path] = table
+    _tables[path] = table
     return table
 
 
@@ -258,10 +245,9 @@ def _keep(
             _write(path, shards, found)
             if _load(path) is not _EMPTY:
                 return
-    with _lock:
-        for shard, index in zip(shards, found, strict=True):
-            if index is not None:
-                _scanned[shard.file] = index
+    for shard, index in zip(shards, found, strict=True):
+        if index is not None:
+            _scanned[shard.file] = index
 
 
 def _write(path: str, shards: Sequence[Shard], found: Sequence[ShardIndex | None]) -> None:

@@ -6,7 +6,6 @@ records come back, and in which order, depends on nothing but the ids that were 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import numpy as np
 from zephon_jax.catalog import Dataset
 from zephon_jax.formats.base import OpenShard, named_error
 from zephon_jax.open_files import OpenFiles
+from zephon_jax.per_process import PerProcess, from_environment
 from zephon_jax.staging import Shard, Stager, default_stager
 
 __all__ = ["Reader", "check_readable", "default_reader", "read"]
@@ -349,25 +349,24 @@ def _group(sample_ids: np.ndarray) -> tuple[list[_Group], np.ndarray | None]:
     return groups, inverse
 
 
-_default: tuple[int, Reader] | None = None
-_default_lock = threading.Lock()
+def _make_reader(max_open_files: int, window_bytes: int) -> Reader:
+    return Reader(max_open_files=max_open_files, window_bytes=window_bytes)
 
 
-def _after_fork() -> None:
-    global _default_lock
-    _default_lock = threading.Lock()  # Its holder may not exist here.
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_default: PerProcess[Reader] = PerProcess(_make_reader)
 
 
 def default_reader() -> Reader:
-    """Returns the reader that this process shares. A forked process gets its own."""
-    global _default
-    with _default_lock:
-        if _default is None or _default[0] != os.getpid():
-            _default = (os.getpid(), Reader())
-        return _default[1]
+    """Returns the reader that this process shares, with the settings of the environment.
+
+    `$ZEPHON_JAX_OPEN_FILES` (64) and `$ZEPHON_JAX_WINDOW_BYTES` (64 MiB) are the arguments of
+    `Reader`. Processes that are started from this one inherit them; a forked one gets a reader of
+    its own.
+    """
+    return _default.get(
+        from_environment("OPEN_FILES", DEFAULT_OPEN_FILES, 1),
+        from_environment("WINDOW_BYTES", DEFAULT_WINDOW_BYTES, 1),
+    )
 
 
 def read(datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray) -> list[Any]:

@@ -19,6 +19,7 @@ from zephon_jax.cache import Entry, ShardCache, default_folder
 from zephon_jax.formats import ShardFormat
 from zephon_jax.formats.fetch import fetch_file, with_retries
 from zephon_jax.formats.files import File, is_local, stat_remote
+from zephon_jax.per_process import PerProcess, from_environment
 
 __all__ = ["Shard", "Stager", "default_stager"]
 
@@ -231,16 +232,7 @@ def _name(file: File, kind: str = "") -> str:
     return digest + ("" if kind else os.path.splitext(file.path)[1].lower())
 
 
-_default: dict[tuple[int, str, int], Stager] = {}
-_default_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _default_lock
-    _default_lock = threading.Lock()  # Its holder may not exist here.
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_default: PerProcess[Stager] = PerProcess(Stager)
 
 
 def default_stager() -> Stager:
@@ -248,9 +240,4 @@ def default_stager() -> Stager:
 
     `$ZEPHON_JAX_CACHE` names the folder, `$ZEPHON_JAX_CACHE_BYTES` the budget (32 GiB).
     """
-    budget = int(os.environ.get("ZEPHON_JAX_CACHE_BYTES", DEFAULT_CACHE_BYTES))
-    key = (os.getpid(), default_folder(), budget)
-    with _default_lock:
-        if key not in _default:
-            _default[key] = Stager(key[1], budget)
-        return _default[key]
+    return _default.get(default_folder(), from_environment("CACHE_BYTES", DEFAULT_CACHE_BYTES))

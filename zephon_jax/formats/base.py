@@ -7,13 +7,14 @@ remote shards are brought to a local cache first.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+
+from zephon_jax.per_process import PerProcess
 
 __all__ = [
     "BLOCKS",
@@ -186,16 +187,9 @@ class BlockCache:
             for key in [key for key in self._blocks if key[0] == owner]:
                 self._drop(key)
 
-    def reset(self) -> None:
-        """Drops everything, in a forked process: its files are other files."""
-        self._lock = threading.Lock()
-        self._blocks.clear()
-        self._held = 0
-
     def _drop(self, key: Any) -> None:
         _, num_bytes = self._blocks.pop(key, (None, 0))
         self._held -= num_bytes
 
 
-BLOCKS = BlockCache()
-os.register_at_fork(after_in_child=BLOCKS.reset)
+BLOCKS = PerProcess(BlockCache)

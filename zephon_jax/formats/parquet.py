@@ -90,10 +90,10 @@ class ParquetShard:
     def _row_group(self, group: int) -> Any:
         key = (id(self), group)
         with self._lock:
-            table = BLOCKS.get(key)
+            table = BLOCKS.get().get(key)
             if table is None:
                 table = self._file.read_row_group(group, columns=self._columns)
-                BLOCKS.put(key, table, table.nbytes)
+                BLOCKS.get().put(key, table, table.nbytes)
         return table
 
     def num_bytes(self, indices: np.ndarray) -> np.ndarray:
@@ -123,7 +123,7 @@ class ParquetShard:
 
     def close(self) -> None:
         """Closes the file and drops its decoded row groups."""
-        BLOCKS.forget(id(self))
+        BLOCKS.get().forget(id(self))
         self._file.close()
 
 
