@@ -18,7 +18,7 @@ __all__ = ["ARRAY_RECORD", "ArrayRecordFormat"]
 # batches of indices, and a reader without threads survives a fork.
 _OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 # The reader fetches this much around a record: large buffers halve the speed of sparse reads.
-_BUFFER_BYTES = 1 << 15
+_BUFFER_BYTES = 1 << 12
 _TAIL_BYTES = 1 << 18
 _MAX_TAIL_BYTES = 1 << 30
 
