@@ -16,6 +16,7 @@ import s3fs
 from array_record.python.array_record_module import ArrayRecordWriter
 from s3_server import S3Server
 
+import zephon_jax as zx
 from zephon_jax import index
 from zephon_jax.catalog import Dataset
 from zephon_jax.formats import fetch
@@ -267,3 +268,74 @@ def test_fetch_is_resumed_after_kill(server, bucket, tmp_path, monkeypatch):
     # What was on the wire is lost: eight parts at most, and perhaps as many that had just begun.
     assert server.faults.num_bytes <= 10 * len(line) + 16 * PAYLOAD + 5000
     stager.close()
+
+
+def lane_of(dataset, **settings):
+    source = zx.StaticMixtureWorkSource(
+        [dataset], {"far": 1}, chunk_size=50, shuffle_shards=False, **settings
+    )
+    return iter(zx.LaneIterDataset(source))
+
+
+@pytest.mark.parametrize("fault", ["down", "forbidden"])
+def test_lane_goes_on_after_a_fault_in_look_ahead(server, bucket, fault):
+    for shard in range(4):
+        put(bucket, f"{shard}.jsonl", jsonl(100, shard))
+    elements = lane_of(open_remote(server, bucket, counts=[100] * 4))
+    found = [next(elements)["data"]["at"]]
+    setattr(server.faults, fault, True)
+    kind = PermissionError if fault == "forbidden" else OSError
+    for _ in range(2):  # An error each time, not an end.
+        with pytest.raises(kind, match=r"'far', shard \d .*[0-9].jsonl"):
+            found.extend(element["data"]["at"] for element in elements)
+    setattr(server.faults, fault, False)
+    found += [element["data"]["at"] for element in elements]
+    assert found == [[shard, place] for shard in range(4) for place in range(100)]
+
+
+def test_lane_names_an_object_that_is_gone(server, bucket):
+    for shard in range(2):
+        put(bucket, f"{shard}.jsonl", jsonl(100, shard))
+    dataset = open_remote(server, bucket, counts=[100] * 2)
+    bucket[0].rm(f"s3://{bucket[1]}/1.jsonl")
+    elements, found = lane_of(dataset), []
+    with pytest.raises(FileNotFoundError, match=r"'far', shard 1 .*1.jsonl"):
+        found.extend(element["data"]["at"] for element in elements)
+    assert found == [[0, place] for place in range(100)]
+
+
+def test_second_file_of_a_remote_pair(server, bucket, stager):
+    head = b"MMIDIDX\0\0" + bytes([1, *[0] * 7, 8, 1, *[0] * 7, 1, *[0] * 7])
+    put(bucket, "x.bin", np.arange(4, dtype="<u2").tobytes())
+    index_of_length = [head + np.array([n, 0, 0], "<i4").tobytes() + bytes(8) for n in range(5)]
+    put(bucket, "x.idx", index_of_length[3])
+    reader = Reader(stager=stager)
+    old = open_remote(server, bucket)
+    assert reader.read({0: old}, ids((0, 0)))[0].tolist() == [0, 1, 2]
+    put(bucket, "x.idx", index_of_length[4])
+    new = open_remote(server, bucket)
+    assert reader.read({0: new}, ids((0, 0)))[0].tolist() == [0, 1, 2, 3]
+    bucket[0].rm(f"s3://{bucket[1]}/x.idx")
+    with pytest.raises(FileNotFoundError, match=r"'far', shard 0 .*x.idx does not exist"):
+        open_remote(server, bucket)
+
+
+def test_compressed_object_whose_name_does_not_say_so(server, bucket, stager):
+    put(bucket, "0.jsonl", gzip.compress(jsonl(10)))
+    with pytest.raises(ValueError, match=r"'far', shard 0 .*compressed.*End the name in .gz"):
+        open_remote(server, bucket)
+    known = open_remote(server, bucket, counts=[10])
+    with pytest.raises(ValueError, match=r"'far', shard 0 .*compressed.*End the name in .gz"):
+        Reader(stager=stager).read({0: known}, ids((0, 1)))
+
+
+def test_dead_network_is_given_up_soon():
+    options = {
+        "key": "key",
+        "secret": "secret",
+        "client_kwargs": {"endpoint_url": "http://127.0.0.1:9"},  # Nobody listens there.
+    }
+    start = time.monotonic()
+    with pytest.raises(OSError, match="'far'"):
+        Dataset.from_path("far", "s3://bucket/x.jsonl", storage_options=options)
+    assert time.monotonic() - start < 20

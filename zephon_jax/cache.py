@@ -14,15 +14,19 @@ import fcntl
 import json
 import os
 import threading
+import time
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from filelock import FileLock
 
-__all__ = ["Entry", "Lease", "ShardCache", "default_folder"]
+__all__ = ["FULL_DISK", "Entry", "Lease", "ShardCache", "default_folder"]
 
 _PART = ".part"
+# What the system says of a full disk.
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+_FULL_PAUSES = (0.0, 0.1, 0.2, 0.4)  # seconds
 
 
 def default_folder() -> str:
@@ -104,14 +108,24 @@ class ShardCache:
         """
         if lease := self._open(entry.name):
             return lease
-        with FileLock(os.path.join(self._locks, entry.name)):
-            if lease := self._open(entry.name):
-                return lease
-            if not self._make_room(entry, ahead):
-                return None
-            lease = self._make(entry)
-        if not entry.exact:  # It may have come out larger than the room that was made for it.
-            self._make_fit(entry.name)
+        try:
+            with FileLock(os.path.join(self._locks, entry.name)):
+                if lease := self._open(entry.name):
+                    return lease
+                if not self._make_room(entry, ahead):
+                    return None
+                lease = self._make(entry, ahead)
+            if lease is not None and not entry.exact:
+                # It may have come out larger than the room that was made for it.
+                self._make_fit(entry.name)
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            raise OSError(
+                error.errno,
+                f"the disk of the cache folder {self.folder} is full. Free some space, or set "
+                "ZEPHON_JAX_CACHE to a folder on another disk",
+            ) from error
         return lease
 
     def has(self, name: str) -> bool:
@@ -135,14 +149,10 @@ class ShardCache:
         os.utime(fd)
         return Lease(path, fd)
 
-    def _make(self, entry: Entry) -> Lease:
+    def _make(self, entry: Entry, ahead: bool) -> Lease | None:
         part = os.path.join(self._copies, entry.name + _PART)
-        try:
-            entry.make(part)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            self._retry_with_room(entry, part)
+        if not self._fill(entry, part, ahead):
+            return None
         if entry.exact and os.path.getsize(part) != entry.size:
             os.unlink(part)
             raise ValueError(f"the copy has not the {entry.size} bytes it should have")
@@ -153,20 +163,27 @@ class ShardCache:
         _unlink(part + ".done")
         return Lease(path, fd)
 
-    def _retry_with_room(self, entry: Entry, part: str) -> None:
-        """After a full disk: drops all that can go and tries once more."""
-        with FileLock(os.path.join(self.folder, "lock")):
-            self._drop_until(0, keep=entry.name)
-        try:
-            entry.make(part)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise OSError(
-                errno.ENOSPC,
-                f"the disk of the cache folder {self.folder} is full. Free some space, or set "
-                "ZEPHON_JAX_CACHE to a folder on another disk",
-            ) from error
+    def _fill(self, entry: Entry, part: str, ahead: bool) -> bool:
+        """Makes a copy; on a full disk, drops all that can go for one that is needed now.
+
+        It tries more than once, because copies that others make ahead of need hold room too,
+        until they meet the full disk themselves and go away.
+        """
+        for pause in (*_FULL_PAUSES, None):
+            try:
+                entry.make(part)
+                return True
+            except OSError as error:
+                if error.errno not in FULL_DISK or (pause is None and not ahead):
+                    raise
+            if ahead:
+                _unlink(part)
+                _unlink(part + ".done")
+                return False
+            with FileLock(os.path.join(self.folder, "lock")):
+                self._drop_until(0, keep=entry.name)
+            time.sleep(pause or 0)
+        return False
 
     def _make_fit(self, name: str) -> None:
         with FileLock(os.path.join(self.folder, "lock")):
@@ -264,7 +281,8 @@ class _Plans:
             if names:
                 self._owners[owner] = list(names)
             merged = sorted(self._own_ranks().items(), key=lambda item: item[1])
-            self._publish(json.dumps(merged).encode())
+            with contextlib.suppress(OSError):  # Others do without where the disk is full.
+                self._publish(json.dumps(merged).encode())
 
     def ranks(self) -> dict[str, float]:
         """Steps until the next use of each planned copy, the least over all plans."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,16 +11,15 @@ from typing import Any
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.formats import ShardFormat, format_of, get_format
+from zephon_jax.formats import get_format
 from zephon_jax.formats.base import named_error
-from zephon_jax.formats.files import File, is_local, list_files, read_head
+from zephon_jax.formats.files import File, PathLike, is_local
 from zephon_jax.index import count_samples
+from zephon_jax.listing import describe_shard, find_shards, location_of
 from zephon_jax.parts import Part, split_samples, split_shards
 from zephon_jax.staging import Shard
 
 __all__ = ["Dataset"]
-
-PathLike = str | os.PathLike[str]
 
 _MAX_SAMPLES = 1 << 62
 
@@ -106,7 +104,7 @@ class Dataset:
 
     def describe_shard(self, shard_id: int) -> str:
         """Names a shard for an error."""
-        return _describe(self.name, self.shards, shard_id)
+        return describe_shard(self.name, self.shards, shard_id)
 
     def shard(self, shard_id: int) -> Shard:
         """Returns what it takes to read a shard."""
@@ -263,11 +261,11 @@ class Dataset:
             broken. The error names the dataset and the shard.
         """
         name = _checked_name(name)
-        files, fmt = _find_shards(name, path, format, storage_options)
+        files, fmt = find_shards(name, path, format, storage_options)
         if counts is None:
             shards = [Shard(file, fmt, storage_options) for file in files]
-            describe = functools.partial(_describe, name, files)
-            counts = count_samples(shards, _location(path), describe)
+            describe = functools.partial(describe_shard, name, files)
+            counts = count_samples(shards, location_of(path), describe)
         checked = _checked_counts(name, counts)
         if len(checked) != len(files):
             raise ValueError(
@@ -281,14 +279,9 @@ class Dataset:
             format=fmt.name,
             columns=None if columns is None else tuple(columns),
             storage_options=None if storage_options is None else dict(storage_options),
-            location=_location(path),
-            staged=any(not is_local(f.path) or fmt.unpacker(f.path) is not None for f in files),
+            location=location_of(path),
+            staged=any(not is_local(f.path) or fmt.unpacker(f) is not None for f in files),
         )
-
-
-def _describe(name: str, files: Sequence[File], shard_id: int) -> str:
-    path = f" ({files[shard_id].path})" if 0 <= shard_id < len(files) else ""
-    return f"dataset {name!r}, shard {shard_id}{path}"
 
 
 def _checked_name(name: Any) -> str:
@@ -340,69 +333,3 @@ def _frozen_counts(name: str, counts: np.ndarray) -> np.ndarray:
     counts = np.array(_checked_counts(name, counts), dtype=np.int64)
     counts.flags.writeable = False
     return counts
-
-
-def _location(path: PathLike | Sequence[PathLike]) -> str:
-    """One string for one place, however it was written."""
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    places = [os.fspath(entry).removeprefix("file://").rstrip("/") for entry in paths]
-    return ", ".join(sorted(os.path.realpath(p) if is_local(p) else p for p in places))
-
-
-def _find_shards(
-    name: str,
-    path: PathLike | Sequence[PathLike],
-    format: str | None,
-    storage_options: Mapping[str, Any] | None,
-) -> tuple[list[File], ShardFormat]:
-    """Lists the files that hold data and tells their one format."""
-    wanted = None if format is None else get_format(format)
-    try:
-        files, from_folder = list_files(path, storage_options)
-    except Exception as error:
-        raise named_error(error, f"dataset {name!r}") from error
-    found: dict[str, list[File]] = {}
-    for file in files:
-        fmt = format_of(file.path, _head_reader(file, storage_options, wanted, from_folder))
-        if fmt is None and wanted is not None and not from_folder:
-            fmt = wanted
-        if fmt is None and not from_folder:
-            raise ValueError(
-                f"dataset {name!r}: the format of {file.path} is neither in its name nor in its "
-                "first bytes. Name it with format=."
-            )
-        if fmt is not None:
-            found.setdefault(fmt.name, []).append(file)
-    if wanted is not None and from_folder:
-        found = {wanted.name: found.get(wanted.name, [])}
-    return _one_format(name, path, found)
-
-
-def _head_reader(
-    file: File, storage_options: Any, wanted: ShardFormat | None, from_folder: bool
-) -> Any:
-    """How to look into a file whose name does not tell; None where that is not wanted."""
-    told = os.path.splitext(file.path)[1].lower() in _NOT_DATA
-    if file.size == 0 or (from_folder and told) or (wanted is not None and not from_folder):
-        return None
-    return lambda: read_head(file.path, storage_options)
-
-
-# What lies beside data in a folder and is not data.
-_NOT_DATA = {".json", ".md", ".txt", ".yaml", ".yml", ".html", ".py", ".lock", ".crc", ".idx"}
-
-
-def _one_format(
-    name: str, path: Any, found: Mapping[str, list[File]]
-) -> tuple[list[File], ShardFormat]:
-    found = {key: files for key, files in found.items() if files}
-    if not found:
-        raise ValueError(f"dataset {name!r}: there are no shards in {path!r}.")
-    if len(found) > 1:
-        examples = "; ".join(f"{key}: {files[0].path}" for key, files in sorted(found.items()))
-        raise ValueError(
-            f"dataset {name!r} mixes formats ({examples}). "
-            "Keep one of them with format=, or declare two datasets."
-        )
-    ((key, files),) = found.items()
-    return files, get_format(key)

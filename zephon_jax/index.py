@@ -47,7 +47,7 @@ class _Row(NamedTuple):
     """What is known about one shard."""
 
     size: int
-    stamp: str
+    version: str
     num_samples: int
     # Where its offsets begin among all offsets; -1 for formats without.
     first_offset: int
@@ -61,7 +61,7 @@ class _Table(NamedTuple):
 
     def find(self, file: File) -> ShardIndex | None:
         row = self.rows.get(file.path)
-        if row is None or (row.size, row.stamp) != (file.size, file.stamp):
+        if row is None or (row.size, row.version) != (file.size, file.version):
             return None
         if row.first_offset < 0:
             return ShardIndex(row.num_samples)
@@ -129,7 +129,7 @@ def count_samples(
 
 
 def check_unchanged(file: File) -> None:
-    """Refuses a local shard that is not the file that was listed.
+    """Refuses a local shard that is not the file, or the pair of files, that was listed.
 
     Raises:
       FileNotFoundError: If it is gone.
@@ -149,6 +149,11 @@ def check_unchanged(file: File) -> None:
             f"the file was written to since it was indexed (still {size} bytes). "
             "Build the dataset anew"
         )
+    if file.companion is not None:
+        try:
+            check_unchanged(file.companion)
+        except (FileNotFoundError, ValueError) as error:
+            raise type(error)(f"{file.companion.path}: {error}") from None
 
 
 def _find_all(shards: Sequence[Shard], table: _Table) -> list[ShardIndex | None]:
@@ -158,7 +163,7 @@ def _find_all(shards: Sequence[Shard], table: _Table) -> list[ShardIndex | None]
 def _scan(shard: Shard, stager: Stager, whole: bool = False) -> ShardIndex:
     """Scans a shard; a remote one by a few ranges, if that can be and offsets are not wanted."""
     file, fmt, options = shard
-    if not is_local(file.path) and fmt.unpacker(file.path) is None:
+    if not is_local(file.path) and fmt.unpacker(file) is None:
         count = fmt.count_remote(file.path, file.size, lambda url: range_reader(url, options))
         if count is not None:
             return ShardIndex(count)
@@ -261,8 +266,8 @@ def _write(path: str, shards: Sequence[Shard], found: Sequence[ShardIndex | None
                 if index.offsets is not None:
                     file.write(np.ascontiguousarray(index.offsets, "<i8").data)
                     first, num_offsets = num_offsets, num_offsets + len(index.offsets)
-                size, stamp = shard.file.size, shard.file.stamp
-                rows.append([shard.file.path, size, stamp, index.num_samples, first])
+                size, version = shard.file.size, shard.file.version
+                rows.append([shard.file.path, size, version, index.num_samples, first])
             data = json.dumps(rows).encode()
             data += b" " * (-len(data) % 8)
             file.write(data)

@@ -6,8 +6,9 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+from zephon_jax.cache import FULL_DISK
 from zephon_jax.catalog import Dataset
 from zephon_jax.formats import OpenShard, ShardIndex
 from zephon_jax.formats.files import is_local
@@ -55,7 +56,7 @@ class OpenFiles:
         if is_local(shard.file.path):
             check_unchanged(shard.file)
         # A copy is held while it is read; between calls it may go.
-        with stager.staged(shard) as (path, identity):
+        with self._staged(shard, stager) as (path, identity):
             index = ShardIndex(0)
             if shard.fmt.keeps_offsets and key not in self._handles:
                 index = index_of(shard, dataset.location, stager)  # May take a scan.
@@ -76,6 +77,18 @@ class OpenFiles:
                     handle.num_users -= 1
                     if not handle.num_users and self._handles.get(key) is not handle:
                         handle.shard.close()
+
+    @contextmanager
+    def _staged(self, shard: Shard, stager: Stager) -> Iterator[tuple[str, Hashable]]:
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(stager.staged(shard))
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                self.close()  # A copy that was dropped keeps its room for as long as it is open.
+                held = stack.enter_context(stager.staged(shard))
+            yield held
 
     def _retire(self, handle: _Handle) -> None:
         """Lets go of a handle that is not in the table any more; its last user closes it."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from zephon_jax.cache import Entry, ShardCache, default_folder
 from zephon_jax.formats import ShardFormat
-from zephon_jax.formats.fetch import fetch_file, with_retries
-from zephon_jax.formats.files import File, is_local, stat_remote
+from zephon_jax.formats.fetch import fetch_file
+from zephon_jax.formats.files import File, is_local
 from zephon_jax.per_process import PerProcess, from_environment
 
 __all__ = ["Shard", "Stager", "default_stager"]
@@ -53,7 +53,6 @@ class Stager:
         self._folder, self._max_bytes = folder, max_bytes
         self._cache: ShardCache | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._companions: dict[str, File] = {}
         self._changed = threading.Condition()  # Its lock guards all below, and is reentrant.
         self._plans: dict[Hashable, list[Entry]] = {}
         self._busy: set[str] = set()
@@ -74,19 +73,15 @@ class Stager:
     def entries(self, shard: Shard) -> list[Entry]:
         """Returns the copies that reading a shard takes, the shard itself first."""
         file, fmt, options = shard
-        unpack = fmt.unpacker(file.path)
+        unpack = fmt.unpacker(file)
         if unpack is not None:
             return [self._unpacked(shard, unpack)]
         if is_local(file.path):
             return []
         found = [self._fetched(file, options, _name(file))]
-        companion = fmt.companion(file.path)
-        if companion is not None:
-            if companion not in self._companions:
-                stat = with_retries(lambda: stat_remote(companion, options))
-                self._companions[companion] = stat
-            name = os.path.splitext(found[0].name)[0] + os.path.splitext(companion)[1]
-            found.append(self._fetched(self._companions[companion], options, name))
+        if file.companion is not None:
+            name = os.path.splitext(found[0].name)[0] + os.path.splitext(file.companion.path)[1]
+            found.append(self._fetched(file.companion, options, name))
         return found
 
     @contextlib.contextmanager
@@ -228,7 +223,9 @@ class Stager:
 
 def _name(file: File, kind: str = "") -> str:
     """A name that only this version of this file has."""
-    digest = hashlib.blake2b(repr((*file, kind)).encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(
+        repr((file.path, file.size, file.version, kind)).encode(), digest_size=16
+    ).hexdigest()
     return digest + ("" if kind else os.path.splitext(file.path)[1].lower())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import zlib
 from collections.abc import Callable, Sequence
 
 from zephon_jax.formats.array_record import ARRAY_RECORD
-from zephon_jax.formats.base import OpenShard, ShardFormat, ShardIndex
+from zephon_jax.formats.base import GZIP_MAGIC, ZSTD_MAGIC, OpenShard, ShardFormat, ShardIndex
 from zephon_jax.formats.jsonl import JSONL
 from zephon_jax.formats.megatron import MEGATRON
 from zephon_jax.formats.parquet import PARQUET
@@ -53,11 +55,23 @@ def format_of(path: str, read_head: Callable[[], bytes] | None = None) -> ShardF
     for fmt in FORMATS.values():
         if name.endswith(fmt.suffixes):
             return fmt
-    head = read_head().lstrip() if read_head is not None else b""
+    head = _unpacked(read_head()).lstrip() if read_head is not None else b""
     for fmt in FORMATS.values():
         if head and _starts_with(head, fmt.magics):
             return fmt
     return None
+
+
+def _unpacked(head: bytes) -> bytes:
+    """What a compressed file holds, as far as its first bytes tell."""
+    with contextlib.suppress(Exception):  # Then they tell nothing.
+        if head.startswith(GZIP_MAGIC):
+            return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head)
+        if head.startswith(ZSTD_MAGIC):
+            import zstandard
+
+            return zstandard.ZstdDecompressor().decompressobj().decompress(head)
+    return head
 
 
 def _starts_with(head: bytes, magics: Sequence[bytes]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.formats.base import FetchRange, OpenShard, ShardIndex
+from zephon_jax.formats.files import File
 from zephon_jax.formats.riegeli import data_bytes
 
 __all__ = ["ARRAY_RECORD", "ArrayRecordFormat"]
@@ -105,7 +106,7 @@ class ArrayRecordFormat:
     def companion(self, path: str) -> None:
         """One file is all."""
 
-    def unpacker(self, path: str) -> None:
+    def unpacker(self, file: File) -> None:
         """Files are read as they are."""
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:

@@ -14,10 +14,13 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from zephon_jax.formats.files import File
 from zephon_jax.per_process import PerProcess
 
 __all__ = [
     "BLOCKS",
+    "GZIP_MAGIC",
+    "ZSTD_MAGIC",
     "BlockCache",
     "FetchRange",
     "OpenShard",
@@ -25,6 +28,10 @@ __all__ = [
     "ShardIndex",
     "named_error",
 ]
+
+# First bytes of compressed files.
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 # Returns bytes [start, stop) of a file.
 FetchRange = Callable[[int, int], bytes]
@@ -141,7 +148,7 @@ class ShardFormat(Protocol):
         """Path of a second file without which the shard cannot be read."""
         ...
 
-    def unpacker(self, path: str) -> Callable[[str, str], None] | None:
+    def unpacker(self, file: File) -> Callable[[str, str], None] | None:
         """Returns what unpacks a source into an existing target, None for files read as is."""
         ...
 

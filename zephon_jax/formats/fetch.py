@@ -13,10 +13,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import fsspec
-
 from zephon_jax.formats.base import FetchRange
-from zephon_jax.formats.files import File, stat_remote
+from zephon_jax.formats.files import File, file_system, stat_file
 
 __all__ = ["fetch_file", "range_reader", "with_retries"]
 
@@ -25,6 +23,8 @@ T = TypeVar("T")
 _NUM_ATTEMPTS = 4
 _FIRST_DELAY = 0.1
 _MAX_DELAY = 5.0
+# No further attempt after this long: a file system that tries again by itself may take as long.
+_MAX_SECONDS = 20.0
 _PART_BYTES = 8 << 20
 
 
@@ -35,13 +35,14 @@ def with_retries(call: Callable[[], T], num_attempts: int | None = None) -> T:
     raises does: object stores report throttling and broken connections in many ways.
     """
     attempts = _NUM_ATTEMPTS if num_attempts is None else num_attempts
+    start = time.monotonic()
     for attempt in range(attempts):
         try:
             return call()
         except (FileNotFoundError, PermissionError, ValueError, NotImplementedError):
             raise
         except Exception as error:
-            if attempt == attempts - 1:
+            if attempt == attempts - 1 or time.monotonic() - start > _MAX_SECONDS:
                 if isinstance(error, OSError):
                     raise
                 raise ConnectionError(f"{type(error).__name__}: {error}") from error
@@ -52,7 +53,7 @@ def with_retries(call: Callable[[], T], num_attempts: int | None = None) -> T:
 
 def range_reader(url: str, storage_options: Mapping[str, Any] | None) -> FetchRange:
     """Returns a function that reads bytes [start, stop) of a remote file."""
-    fs, path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
+    fs, path = file_system(url, storage_options)
 
     def read(start: int, stop: int) -> bytes:
         data = with_retries(lambda: fs.cat_file(path, start=start, end=stop))
@@ -142,7 +143,7 @@ def _read_done(path: str) -> set[int]:
 
 def _check_version(file: File, storage_options: Mapping[str, Any] | None) -> None:
     """Refuses parts that may come from two versions of an object."""
-    now = with_retries(lambda: stat_remote(file.path, storage_options))
+    now = with_retries(lambda: stat_file(file.path, storage_options))
     if now.size != file.size:
         raise ValueError(_changed(file, f"it now has {now.size} bytes"))
     if now.stamp != file.stamp:

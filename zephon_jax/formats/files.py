@@ -12,12 +12,14 @@ import fsspec
 
 __all__ = [
     "File",
+    "PathLike",
+    "file_system",
     "is_local",
     "list_files",
     "local_stamp",
     "natural_key",
     "read_head",
-    "stat_remote",
+    "stat_file",
 ]
 
 PathLike = str | os.PathLike[str]
@@ -26,6 +28,12 @@ _MAGIC = re.compile(r"[*?\[]")
 # What object stores call the version of an object, best first.
 _STAMP_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "content_md5")
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
+# Botocore would try again by itself, for minutes where a network is gone; `with_retries` does that.
+_S3_CONFIG = {
+    "retries": {"total_max_attempts": 1, "mode": "standard"},
+    "connect_timeout": 10,
+    "read_timeout": 30,
+}
 
 
 class File(NamedTuple):
@@ -37,6 +45,14 @@ class File(NamedTuple):
     size: int
     # Changes whenever the content does: an etag, else the time of the last change.
     stamp: str
+    # The file without which this one cannot be read, for formats that come in pairs.
+    companion: File | None = None
+
+    @property
+    def version(self) -> str:
+        """The stamp, with what tells the version of the companion."""
+        other = self.companion
+        return self.stamp if other is None else f"{self.stamp} {other.size} {other.stamp}"
 
 
 def natural_key(path: str) -> tuple[Any, ...]:
@@ -61,17 +77,25 @@ def local_stamp(path: str) -> tuple[int, str]:
     return status.st_size, repr(status.st_mtime)
 
 
+def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
+    """Returns the fsspec file system of a path or URL, and the path inside it."""
+    options = dict(storage_options or {})
+    if url.startswith(("s3://", "s3a://")):
+        options["config_kwargs"] = {**_S3_CONFIG, **options.get("config_kwargs", {})}
+    return fsspec.core.url_to_fs(url, **options)
+
+
 def read_head(path: str, storage_options: Mapping[str, Any] | None, num_bytes: int = 64) -> bytes:
     """Returns the first bytes of a file."""
-    with fsspec.open(path, "rb", **dict(storage_options or {})) as file:
-        return file.read(num_bytes)  # type: ignore[union-attr]
+    fs, inner = file_system(path, storage_options)
+    return fs.cat_file(inner, start=0, end=num_bytes)[:num_bytes]
 
 
-def stat_remote(url: str, storage_options: Mapping[str, Any] | None) -> File:
-    """Asks a remote file system what a file is now, past its listing cache."""
-    fs, path = fsspec.core.url_to_fs(url, **dict(storage_options or {}))
-    fs.invalidate_cache(fs._parent(path))
-    return _as_files(fs, [fs.info(path)])[0]
+def stat_file(path: str, storage_options: Mapping[str, Any] | None = None) -> File:
+    """Asks a file system what a file is now, past its listing cache."""
+    fs, inner = file_system(path, storage_options)
+    fs.invalidate_cache(fs._parent(inner))
+    return _as_files(fs, [fs.info(inner)])[0]
 
 
 def list_files(
@@ -98,7 +122,7 @@ def list_files(
     files: list[File] = []
     from_folder = False
     for entry in paths:
-        found, walked = _list_one(os.fspath(entry), dict(storage_options or {}))
+        found, walked = _list_one(os.fspath(entry), storage_options)
         files += found
         from_folder |= walked
     files.sort(key=lambda file: natural_key(file.path))
@@ -108,8 +132,8 @@ def list_files(
     return files, from_folder
 
 
-def _list_one(path: str, options: dict[str, Any]) -> tuple[list[File], bool]:
-    fs, root = fsspec.core.url_to_fs(path, **options)
+def _list_one(path: str, options: Mapping[str, Any] | None) -> tuple[list[File], bool]:
+    fs, root = file_system(path, options)
     if _MAGIC.search(root):
         found = fs.glob(root, detail=True)
         files = [info for info in found.values() if info["type"] == "file"]

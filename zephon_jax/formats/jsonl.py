@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import os
@@ -12,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax.formats.base import FetchRange, OpenShard, ShardIndex
+from zephon_jax.formats.base import GZIP_MAGIC, ZSTD_MAGIC, FetchRange, OpenShard, ShardIndex
+from zephon_jax.formats.files import File, is_local
 
 __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 
@@ -192,10 +195,31 @@ def _unzstd(source: str, target: str) -> None:
         raise ValueError("the zstd data is cut short")
 
 
+def _unpack(source: str, target: str) -> None:
+    """Unpacks by what the file is, whatever it is called; a plain one is copied."""
+    with open(source, "rb") as file:
+        head = file.read(4)
+    if head.startswith(GZIP_MAGIC):
+        _gunzip(source, target)
+    elif head.startswith(ZSTD_MAGIC):
+        _unzstd(source, target)
+    else:
+        with open(source, "rb") as plain, open(target, "r+b") as out:
+            shutil.copyfileobj(plain, out, _RUN_BYTES)
+            out.truncate()
+
+
+@functools.lru_cache(1 << 16)
+def _is_packed(file: File) -> bool:
+    with open(file.path, "rb") as opened:
+        return opened.read(4).startswith((GZIP_MAGIC, ZSTD_MAGIC))
+
+
 class JsonlFormat:
     """JSON Lines files, plain or compressed with gzip or zstd.
 
-    A compressed file cannot be entered in its middle, so it is unpacked into the local cache.
+    A compressed file cannot be entered in its middle, so it is unpacked into the local cache. Its
+    first bytes tell how it is compressed; a remote file says by its name that it is.
     """
 
     name = "jsonl"
@@ -207,6 +231,12 @@ class JsonlFormat:
 
     def scan(self, path: str) -> ShardIndex:
         """Finds the lines. The file is read once, and nothing is parsed."""
+        with open(path, "rb") as file:
+            if file.read(4).startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+                raise ValueError(
+                    "the file is compressed, but its name does not say so. "
+                    "End the name in .gz or .zst"
+                )
         offsets = line_offsets(path)
         return ShardIndex(len(offsets) - 1, offsets)
 
@@ -216,17 +246,20 @@ class JsonlFormat:
     def companion(self, path: str) -> None:
         """One file is all."""
 
-    def unpacker(self, path: str) -> Callable[[str, str], None] | None:
-        """Tells by the suffix whether and how a file is compressed."""
-        return _UNPACKERS.get(path.lower().rsplit(".", 1)[-1])
+    def unpacker(self, file: File) -> Callable[[str, str], None] | None:
+        """Tells by the suffix, else by the first bytes of a local file, if it is compressed."""
+        if file.path.lower().endswith((".gz", ".zst")):
+            return _unpack
+        with contextlib.suppress(OSError):  # Whoever opens the file gets the error.
+            return _unpack if is_local(file.path) and _is_packed(file) else None
+        return None
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
         """Opens a file, finding its lines again where the index does not hold them."""
         del columns
-        offsets = line_offsets(path) if index.offsets is None else index.offsets
+        offsets = self.scan(path).offsets if index.offsets is None else index.offsets
+        assert offsets is not None
         return JsonlShard(path, offsets)
 
-
-_UNPACKERS = {"gz": _gunzip, "zst": _unzstd}
 
 JSONL = JsonlFormat()

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.formats.base import FetchRange, OpenShard, ShardIndex
+from zephon_jax.formats.files import File
 
 __all__ = ["MEGATRON", "MegatronFormat"]
 
@@ -80,7 +81,8 @@ class MegatronShard:
                 raise ValueError(f"the .bin file is cut short: {size} of {last} bytes")
         self._map = _map_file(path) if size else b""
         self._data = np.frombuffer(self._map, np.uint8)
-        self._path, self._size = path, size
+        self._files = {path: size, _index_path(path): os.path.getsize(_index_path(path))}
+        self._size = size
 
     def _map_index(self, path: str) -> tuple[np.ndarray, np.ndarray]:
         count = self.num_samples
@@ -93,21 +95,37 @@ class MegatronShard:
 
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns the token ids of each sequence, a copy."""
-        if os.path.getsize(self._path) < self._size:
-            # Touching a page past the end of a mapped file would kill the process.
-            raise ValueError(f"the .bin file was cut to less than its {self._size} bytes")
-        starts = self._pointers[indices].tolist()
-        stops = (self._pointers[indices] + self.num_bytes(indices)).tolist()
+        first, last = self._spans(indices)
         data, dtype = self._data, self._dtype
-        pieces = zip(starts, stops, strict=True)
+        pieces = zip(first.tolist(), last.tolist(), strict=True)
         records = [np.array(data[start:stop].view(dtype)) for start, stop in pieces]
         if isinstance(self._map, mmap.mmap):
             # What was touched would count as this process's memory for as long as it is mapped.
             self._map.madvise(mmap.MADV_DONTNEED)
         return records
 
+    def _spans(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """First byte of each sequence, and the one after it."""
+        length = self.num_bytes(indices)
+        first = self._pointers[indices]
+        bad = np.flatnonzero((length < 0) | (first < 0) | (first > self._size - length))
+        if len(bad):
+            place = bad[0]
+            raise ValueError(
+                f"record {indices[place]}: the .idx file is corrupted: it gives {length[place]} "
+                f"bytes at byte {first[place]} of the {self._size} in the .bin file"
+            )
+        return first, first + length
+
+    def _check_sizes(self) -> None:
+        """Touching a page past the end of a mapped file would kill the process."""
+        for path, size in self._files.items():
+            if os.path.getsize(path) < size:
+                raise ValueError(f"{path} was cut to less than its {size} bytes")
+
     def num_bytes(self, indices: np.ndarray) -> np.ndarray:
         """Bytes of each sequence."""
+        self._check_sizes()
         return self._lengths[indices].astype(np.int64) * self._dtype.itemsize
 
     def measure_bytes(
@@ -145,7 +163,7 @@ class MegatronFormat:
         """The `.idx` file."""
         return _index_path(path)
 
-    def unpacker(self, path: str) -> None:
+    def unpacker(self, file: File) -> None:
         """Files are read as they are."""
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:

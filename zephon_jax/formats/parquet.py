@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.formats.base import BLOCKS, FetchRange, OpenShard, ShardIndex
+from zephon_jax.formats.files import File
 
 __all__ = ["PARQUET", "ParquetFormat"]
 
@@ -47,9 +48,16 @@ def _open_file(source: Any) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(source)
-    except pa.ArrowInvalid as error:
+        return pq.ParquetFile(source, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        if _is_of_system(error):
+            raise
         raise ValueError(f"not a complete Parquet file ({error})") from error
+
+
+def _is_of_system(error: Exception) -> bool:
+    """False for what the decoder says of the data, which pyarrow raises as OSError too."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 class ParquetShard:
@@ -92,9 +100,22 @@ class ParquetShard:
         with self._lock:
             table = BLOCKS.get().get(key)
             if table is None:
-                table = self._file.read_row_group(group, columns=self._columns)
+                table = self._decode(group)
                 BLOCKS.get().put(key, table, table.nbytes)
         return table
+
+    def _decode(self, group: int) -> Any:
+        import pyarrow as pa
+
+        try:
+            return self._file.read_row_group(group, columns=self._columns)
+        except (pa.ArrowException, OSError) as error:
+            if _is_of_system(error):
+                raise
+            first, last = self._bounds[group], self._bounds[group + 1] - 1
+            raise ValueError(
+                f"records {first} to {last} (row group {group}) are corrupted ({error})"
+            ) from error
 
     def num_bytes(self, indices: np.ndarray) -> np.ndarray:
         """Mean bytes of the rows in each row's group, all columns counted."""
@@ -180,7 +201,7 @@ class ParquetFormat:
     def companion(self, path: str) -> None:
         """One file is all."""
 
-    def unpacker(self, path: str) -> None:
+    def unpacker(self, file: File) -> None:
         """Files are read as they are."""
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
