@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from zephon_jax.elastic import ElasticIterDataset, LaneError
     from zephon_jax.global_batch import GlobalBatches, in_step, to_global
     from zephon_jax.grain_datasets import LaneIterDataset, MixtureMapDataset
+    from zephon_jax.packing import component_tokens, pack
 
 __all__ = [
     "Dataset",
@@ -45,12 +46,14 @@ __all__ = [
     "TokenEstimation",
     "WorkChunk",
     "WorkSource",
+    "component_tokens",
     "count_shard_tokens",
     "decode_state",
     "encode_state",
     "in_step",
     "lanes",
     "lattice",
+    "pack",
     "permutation",
     "plot",
     "quota",
@@ -72,7 +75,9 @@ _ON_GRAIN = {  # name: the module that has it
     "LaneError": "elastic",
     "LaneIterDataset": "grain_datasets",
     "MixtureMapDataset": "grain_datasets",
+    "component_tokens": "packing",
     "in_step": "global_batch",
+    "pack": "packing",
     "restore_checkpoint": "checkpoint",
     "save_checkpoint": "checkpoint",
     "to_global": "global_batch",
