@@ -177,6 +177,52 @@ def run_restore(plan):
             batches.close()
 
 
+def run_save_every_step(plan):
+    sharding = meshes()["data"]
+    for kind, (pipeline, lengths) in PIPELINES.items():
+        iterator = iter(elastic(pipeline, lengths, sharding))
+        for step in range(len(expected_of(plan, kind)) + 1):
+            assert iterator.get_state()["step"] == step
+            folder = f"{plan['folder']}/every {kind} by {plan['count']}"
+            zx.save_checkpoint(folder, iterator, timeout=60)
+            if step < len(expected_of(plan, kind)):
+                next(iterator)
+        iterator.close()
+
+
+def run_restore_every_step(plan):
+    """Every step of every number of processes; the whole tails are compared in test_elastic."""
+    sharding = meshes()["data"]
+    for kind, (pipeline, lengths) in PIPELINES.items():
+        expected = expected_of(plan, kind)
+        for n, workers in enumerate(plan["workers"]):
+            iterator = iter(elastic(pipeline, lengths, sharding, num_workers=workers))
+            for other in plan["saved_by"]:
+                folder = f"{plan['folder']}/every {kind} by {other}"
+                for step in range(n, len(expected) + 1, len(plan["workers"])):
+                    assert zx.restore_checkpoint(folder, iterator, step=step) == step
+                    batches = iterator if lengths == "schedule" else zx.in_step(iterator)
+                    tail = expected[step : step + 2]
+                    for batch in tail:
+                        check_placed(zx.to_global(next(batches), sharding), batch)
+                    if len(tail) < 2:
+                        assert next(batches, None) is None
+            iterator.close()
+
+
+def run_workers(plan):
+    """Worker processes of several hosts, with a packer, to the end."""
+    sharding = meshes()["data"]
+    kind = "concat then split"
+    expected = expected_of(plan, kind)
+    iterator = iter(elastic(*PIPELINES[kind], sharding, num_workers=2))
+    got = [zx.to_global(batch, sharding) for batch in zx.in_step(iterator)]
+    iterator.close()
+    assert len(got) == len(expected)
+    for one, other in zip(got, expected, strict=True):
+        check_placed(one, other)
+
+
 def run_copies(plan):
     """Two groups of hosts that hold the same rows: copies are not further samples."""
     from jax.experimental import multihost_utils
@@ -220,7 +266,8 @@ def run_absent(plan):
 
 PARTS = {
     "meshes": run_meshes, "whole": run_whole, "padded": run_padded, "save": run_save,
-    "restore": run_restore, "copies": run_copies, "absent": run_absent,
+    "restore": run_restore, "copies": run_copies, "absent": run_absent, "workers": run_workers,
+    "save every step": run_save_every_step, "restore every step": run_restore_every_step,
 }  # fmt: skip
 
 

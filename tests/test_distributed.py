@@ -25,7 +25,7 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def launch(folder, count, parts, **more):
+def launch(folder, count, parts, limit=400, **more):
     """Runs parts of elastic_host.py in `count` processes that have four devices together."""
     port, running = free_port(), []
     script = pathlib.Path(elastic_host.__file__)
@@ -44,7 +44,7 @@ def launch(folder, count, parts, **more):
     failed = []
     for process, (child, log) in enumerate(running):
         try:
-            child.wait(timeout=150)
+            child.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -79,21 +79,35 @@ def folder(tmp_path_factory):
     return folder
 
 
+def saved_by(folder, counts, part="save"):
+    """Has other numbers of processes save, where a test before has not."""
+    for count in counts:
+        if not list(folder.glob(f"{part} by {count}/done")):
+            launch(folder, count, [part])
+            (folder / f"{part} by {count}").mkdir()
+            (folder / f"{part} by {count}" / "done").touch()
+
+
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_agree(folder, count):
-    """Every mesh, every pipeline to its end, and a checkpoint of each."""
-    parts = ["meshes", "whole", "padded", "save", "copies", *(["absent"] if count == 2 else [])]
-    launch(folder, count, parts)
+    """Every mesh, every pipeline to its end, with workers too, and a host that does not come."""
+    more = {1: [], 2: ["workers", "absent"], 4: []}[count]
+    launch(folder, count, ["meshes", "whole", "padded", "copies", *more])
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_restore_what_others_saved(folder, count):
     """ProLong#12, mosaic PR#619 and litData#316 among them: any number restores any other's."""
     others = [n for n in (1, 2, 4) if n != count]
-    missing = [n for n in others if not list(folder.glob(f"map by {n}/*/manifest.json"))]
-    if missing:
-        pytest.skip("test_processes_agree has to run before, for what it saves")
+    saved_by(folder, others)
     launch(folder, count, ["restore"], saved_by=others)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_processes_restore_every_step_of_others(folder, count):
+    saved_by(folder, (1, 2, 4), "save every step")
+    launch(folder, count, ["restore every step"], saved_by=[1, 2, 4], workers=[0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("name", ["elastic_training", "resume_with_orbax"])

@@ -116,22 +116,47 @@ def test_global_batches_are_the_same_for_all_host_counts(kind):
         assert_same(in_step(iterators), expected)
 
 
+def resumed_everywhere(kind, num_lanes, counts, stride, source):
+    """Saves at every step by every number of hosts; restores every `stride`-th by every number.
+
+    All of them save the same state, so that one of them stands for all in what is restored.
+    """
+    pipeline, lengths = PIPELINES[kind]
+    settings = {"global_batch_size": num_lanes, "lengths": lengths}
+    expected = in_step([iter(d) for d in hosts(source, num_lanes, pipeline, 1, **settings)])
+    states = []
+    for count in counts:
+        iterators = [iter(d) for d in hosts(source, num_lanes, pipeline, count, **settings)]
+        found = [merged(iterators)]
+        for batch in expected:
+            assert_same(in_step(iterators, 1), [batch])
+            found.append(merged(iterators))
+        states = states or found
+        assert found == states
+    restored = 0
+    for count in counts:
+        datasets = hosts(source, num_lanes, pipeline, count, **settings)
+        iterators = [iter(dataset) for dataset in datasets]
+        for step in range(0, len(expected) + 1, stride):
+            for iterator in iterators:
+                iterator.set_state(states[step])
+            assert_same(in_step(iterators), expected[step:])
+            restored += 1
+    return restored
+
+
 @pytest.mark.filterwarnings("ignore:.*stay undelivered")
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_any_host_count_restores_a_state_of_any_other(kind):
-    pipeline, lengths = PIPELINES[kind]
-    settings = {"global_batch_size": 4, "lengths": lengths}
-    source = readable()
-    expected = in_step([iter(d) for d in hosts(source, 4, pipeline, 1, **settings)])
-    for step in range(0, len(expected) + 1, 3):
-        before, after = ((1, 4), (4, 2), (2, 1))[step % 3]
-        saved = [iter(d) for d in hosts(source, 4, pipeline, before, **settings)]
-        assert_same(in_step(saved, step), expected[:step])
-        state = merged(saved)
-        restored = [iter(d) for d in hosts(source, 4, pipeline, after, **settings)]
-        for iterator in restored:
-            iterator.set_state(state)
-        assert_same(in_step(restored), expected[step:])
+    assert resumed_everywhere(kind, 4, (1, 2, 4), 3, readable((48, 80, 32))) >= 9
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_every_step_is_restored_by_every_host_count(kind):
+    source = readable((144, 240, 96))
+    assert resumed_everywhere(kind, 8, (1, 2, 4, 8), 1, source) >= 4 * 16
 
 
 @pytest.mark.filterwarnings("ignore:.*stay undelivered")
@@ -194,6 +219,46 @@ def test_worker_processes_change_nothing(workers):
     again = iter(hosts(source, 4, noisy, 1, **settings)[0])
     again.set_state(state)
     assert_same(list(again), expected[5:])
+
+
+def resumed_with_workers(kind, workers, steps):
+    """States of threads go on in worker processes, and theirs in threads."""
+    pipeline, lengths = PIPELINES[kind]
+    settings = {"global_batch_size": 8, "lengths": lengths}
+    source = readable()
+    expected = list(hosts(source, 4, pipeline, 1, **settings)[0])
+    plain = iter(hosts(source, 4, pipeline, 1, **settings)[0])
+    iterator = iter(hosts(source, 4, pipeline, 1, num_workers=workers, **settings)[0])
+    for step in steps:
+        plain.set_state(_start_state(plain, step, expected))
+        iterator.set_state(json.loads(json.dumps(plain.get_state())))
+        assert_same(in_step([iterator], 2), expected[step : step + 2])
+        state = json.loads(json.dumps(iterator.get_state()))
+        assert_same(list(iterator), expected[step + 2 :])
+        plain.set_state(state)
+        assert_same(list(plain), expected[step + 2 :])
+    iterator.close()
+
+
+def _start_state(iterator, step, expected):
+    """The state at a step, by going there."""
+    fresh = iter(iterator.dataset)
+    assert_same(in_step([fresh], step), expected[:step])
+    return fresh.get_state()
+
+
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize("kind", ["first fit", "concat then split"])
+def test_packers_in_worker_processes(kind):
+    resumed_with_workers(kind, 2, (0, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("kind", PIPELINES)
+def test_every_pipeline_and_step_in_worker_processes(kind, workers):
+    resumed_with_workers(kind, workers, range(9))
 
 
 def test_errors_and_deaths_of_workers():
