@@ -18,8 +18,8 @@ LAYERS = [
     ["weights", "keys", "token_ratios"],
     ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],
-    ["reading", "chunk", "state", "codec", "source", "eras", "knobs", "relane"],
-    ["run_index", "static_mixture", "run_rows"],
+    ["reading", "chunk", "state", "codec", "places", "source", "eras", "knobs", "relane"],
+    ["locate", "run_index", "static_mixture", "run_rows"],
     ["simulation", "simulate_words", "simulate"],
 ]
 

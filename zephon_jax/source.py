@@ -17,6 +17,8 @@ import numpy as np
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.codec import decode_fields, encode_state
+from zephon_jax.places import Place, check_sample_id, search
+from zephon_jax.reading import MixtureReadConfig, check_read_config
 
 __all__ = [
     "ChunkSpan",
@@ -262,6 +264,52 @@ class WorkSource(abc.ABC):
 
     def __getitem__(self, index: int) -> SampleId:
         return self.sample_id_at(index)
+
+    def locate(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        read_config: MixtureReadConfig | None = None,
+    ) -> list[Place]:
+        """Returns every time that the run holds a sample, in the order of its chunks.
+
+        What did the model see before that loss spike, and when did it see this document? This
+        default goes through all chunks before `up_to_chunk`; mixtures compute the places.
+
+        Args:
+          sample_id: (dataset_id, shard_id, sample_index).
+          num_lanes: Lanes of the run.
+          up_to_chunk: The first chunk that is not looked at, of all lanes together; by default the
+            whole run is, which must then end.
+          read_config: How chunks are read; smooth weighted round robin by default.
+
+        Returns:
+          A list of `Place`: pass number, chunk, lane, lane step and slot.
+
+        Raises:
+          TypeError, ValueError: If there is no such sample, or an argument is not allowed.
+        """
+        sample_id, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        states = {lane: self.init(lane, num_lanes) for lane in range(num_lanes)}
+        config = check_read_config(read_config)
+        return search(self.next_chunk, states, sample_id, up_to_chunk, config)
+
+    def _wanted(
+        self, sample_id: Any, num_lanes: Any, up_to_chunk: Any
+    ) -> tuple[SampleId, int, int | None]:
+        """Checks what `locate` is asked for."""
+        sample_id = check_sample_id(sample_id, self.datasets_by_id)
+        num_lanes = check_lane(0, num_lanes)[1]
+        if up_to_chunk is not None:
+            return sample_id, num_lanes, as_int(up_to_chunk, "up_to_chunk", 0)
+        if self.supports_indexing():
+            try:
+                len(self)
+            except TypeError as error:
+                raise ValueError(f"{error} Or say how far to look with up_to_chunk=.") from None
+        return sample_id, num_lanes, None
 
     def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> LaneShell:
         """Returns a small mutable object bound to one lane, for code that expects one."""

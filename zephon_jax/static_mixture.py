@@ -26,6 +26,8 @@ from zephon_jax.knobs import (
     make_knobs,
     make_rules,
 )
+from zephon_jax.locate import locate
+from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_index import Cursors, RunIndex
 from zephon_jax.source import ChunkSpan, WorkSource, check_lane
@@ -192,11 +194,6 @@ class StaticMixtureWorkSource(WorkSource):
     def eras(self) -> Eras:
         """Who draws in which chunk, and how much: positions of the run by chunk index."""
         return self._eras
-
-    @property
-    def run_index(self) -> RunIndex:
-        """The run by sample: the datasets' cursors, and samples by index."""
-        return self._index
 
     def chunk_size_hint(self) -> int:
         """Samples in a whole chunk."""
@@ -488,3 +485,40 @@ class StaticMixtureWorkSource(WorkSource):
         """
         config = check_read_config(read_config)
         return self._index.sample_ids(indices, as_int(epoch, "epoch", 0), config)
+
+    def locate(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        read_config: MixtureReadConfig | None = None,
+    ) -> list[Place]:
+        """Returns every time that the run holds a sample, without replaying it.
+
+        Takes the arguments of `WorkSource.locate`.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> toy = zx.Dataset.from_counts("toy", [60, 40])
+          >>> source = zx.StaticMixtureWorkSource([toy], {"toy": 1}, 10, stop_after_passes=2)
+          >>> places = source.locate((0, 1, 7), num_lanes=4)
+          >>> places[1]
+          Place(pass_number=1, chunk=10, lane=1, lane_step=2, slot=7)
+          >>> [tuple(source[10 * place.chunk + place.slot]) for place in places]
+          [(0, 1, 7), (0, 1, 7)]
+        """
+        found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        if up_to_chunk is not None:
+            most = MAX_SAMPLES // self._knobs.chunk_size
+            up_to_chunk = as_int(up_to_chunk, "up_to_chunk", 0, most)
+        return locate(
+            self._knobs,
+            self._eras,
+            self._counts[found.dataset_id],
+            self.lanes_of_chunks,
+            found,
+            num_lanes,
+            up_to_chunk,
+            check_read_config(read_config),
+        )

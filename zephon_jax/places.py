@@ -1,0 +1,107 @@
+"""Where a run holds a sample: the record, and the search that works for any source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax._xp import as_int
+from zephon_jax.chunk import SampleId, WorkChunk
+from zephon_jax.reading import MixtureReadConfig
+
+__all__ = ["Place", "check_sample_id", "search"]
+
+
+class Place(NamedTuple):
+    """One time that a run holds a sample."""
+
+    pass_number: int  # the pass of its dataset; elsewhere how often the run has held it before
+    chunk: int  # global chunk index
+    lane: int
+    lane_step: int  # chunks that the lane had before
+    slot: int  # place in the chunk's reading order
+
+
+def check_sample_id(sample_id: Any, datasets: Mapping[int, Any]) -> SampleId:
+    """Returns a sample id that names a sample of one of the datasets, where they are known.
+
+    Raises:
+      TypeError: If it is not three integers.
+      ValueError: If there is no such dataset, shard or sample.
+    """
+    try:
+        dataset_id, shard_id, sample_index = sample_id
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"a sample id is (dataset_id, shard_id, sample_index); got {sample_id!r}."
+        ) from None
+    found = SampleId(
+        as_int(dataset_id, "dataset_id", 0),
+        as_int(shard_id, "shard_id", 0),
+        as_int(sample_index, "sample_index", 0),
+    )
+    if not datasets:
+        return found
+    if found.dataset_id not in datasets:
+        raise ValueError(f"dataset_id must be one of {list(datasets)}; got {found.dataset_id}.")
+    dataset = datasets[found.dataset_id]
+    counts = np.asarray(dataset.shard_counts)
+    if found.shard_id >= len(counts):
+        raise ValueError(
+            f"dataset {dataset.name!r} has {len(counts)} shards; got shard_id = {found.shard_id}."
+        )
+    if found.sample_index >= counts[found.shard_id]:
+        raise ValueError(
+            f"dataset {dataset.name!r} has {counts[found.shard_id]} samples in shard"
+            f" {found.shard_id}; got sample_index = {found.sample_index}."
+        )
+    return found
+
+
+def search(
+    next_chunk: Callable[[Any], tuple[WorkChunk | None, Any]],
+    states: Mapping[int, Any],
+    sample_id: SampleId,
+    up_to_chunk: int | None,
+    config: MixtureReadConfig,
+) -> list[Place]:
+    """Goes through all chunks of all lanes and looks for a sample.
+
+    Args:
+      next_chunk: Of the source.
+      states: The first state of each lane.
+      sample_id: What to look for.
+      up_to_chunk: The first chunk that is not looked at; None for the whole run.
+      config: How chunks are read.
+    """
+    found = [
+        Place(0, index, lane, step, slot)
+        for lane, state in states.items()
+        for step, index, chunk in _lane(next_chunk, state, lane, len(states), up_to_chunk)
+        for slot in np.flatnonzero((chunk.order(config)[1] == sample_id).all(axis=1)).tolist()
+    ]
+    found.sort(key=lambda place: place[1:])
+    return [place._replace(pass_number=n) for n, place in enumerate(found)]
+
+
+def _lane(
+    next_chunk: Callable[[Any], tuple[WorkChunk | None, Any]],
+    state: Any,
+    lane: int,
+    num_lanes: int,
+    up_to_chunk: int | None,
+) -> Iterator[tuple[int, int, WorkChunk]]:
+    """The steps, indices and chunks of a lane before a chunk."""
+    step = 0
+    while True:
+        chunk, state = next_chunk(state)
+        if chunk is None:
+            return
+        dealt = step * num_lanes + lane
+        index = dealt if chunk.chunk_index is None else chunk.chunk_index
+        if up_to_chunk is not None and index >= up_to_chunk:
+            return
+        yield step, index, chunk
+        step += 1
