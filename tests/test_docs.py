@@ -13,6 +13,7 @@ import pytest
 from markdown_pages import ROOT, run_page
 
 import zephon_jax as zx
+from zephon_jax.formats import FORMATS
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -60,6 +61,15 @@ def test_every_knob_is_told():
     told = set(re.findall(r"^#+ `(\w+)`", (DOCS / "knobs.md").read_text(), re.M))
     for settings in (zx.StaticMixtureWorkSource, zx.MixtureReadConfig):
         assert set(inspect.signature(settings).parameters) <= told
+    cells = set(re.findall(r"`(\w+)`", (DOCS / "knobs.md").read_text()))
+    assert set(inspect.signature(zx.ElasticIterDataset).parameters) - {"source"} <= cells
+    named = re.findall(r"\$(ZEPHON_JAX_\w+)`", " ".join(_messages()))
+    assert set(named) <= cells
+
+
+def test_every_format_is_told():
+    table = (DOCS / "data.md").read_text()
+    assert all(f"| `{name}` |" in table for name in FORMATS)
 
 
 def _messages():
