@@ -58,8 +58,13 @@ def test_settings_are_checked_at_construction(settings, error, text):
 
 def test_unknown_settings_and_datasets():
     toy = zx.Dataset.from_counts("toy", [10])
-    with pytest.raises(TypeError, match="token_estimation"):
-        zx.StaticMixtureWorkSource([toy], {"toy": 1}, token_estimation=None)
+    with pytest.raises(TypeError, match="token_estimations"):
+        zx.StaticMixtureWorkSource([toy], {"toy": 1}, token_estimations=None)
+    with pytest.raises(TypeError, match="token_estimation must be"):
+        zx.StaticMixtureWorkSource([toy], {"toy": 1}, token_estimation=len)
+    tokens = zx.TokenEstimation.from_shard_totals({"toy": [70]})
+    with pytest.raises(ValueError, match="allocation = 'fixed'"):
+        mixture([10], names=["toy"], allocation="fixed", token_estimation=tokens)
     for datasets in ("toy", {"toy": toy}, toy, 5, None):
         with pytest.raises(TypeError, match="datasets"):
             zx.StaticMixtureWorkSource(datasets, {"toy": 1})
@@ -256,13 +261,13 @@ def test_first_samples_do_not_wait_for_the_end_of_an_era():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         source = mixture([10**6] * 64, weights, chunk_size=1024)
-    allocation = source._eras.start().era.allocation
+    allocation = source.eras.start().era.allocation
     assert not allocation.closed
     stream = [s for chunk in chunks_of(source, limit=3) for s, _ in chunk]
     got = [source[i] for i in (0, 1, 2000, 1023, 1024, 3071)]
     assert got == [stream[i] for i in (0, 1, 2000, 1023, 1024, 3071)]
     assert max(allocation._saved) < 10_000  # nothing far away was looked at
-    assert source._eras._spans == []
+    assert source.eras._spans == []
 
 
 def test_sources_and_configurations_are_checked_by_the_datasets():

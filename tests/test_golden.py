@@ -25,6 +25,9 @@ WEIGHTS = [0.55, 0.35, 0.1]
 READ = zx.MixtureReadConfig
 ENDLESS = {"exhausted_policy": "repeat"}
 
+TOKENS = zx.TokenEstimation.from_shard_totals(
+    {"a": [400_000, 90_000, 0, 1_000_000], "b": [n * 1000 for n in range(1, 31)], "c": [9999]}
+)
 LATTICE = READ(mode="lattice")
 RANDOM = READ(mode="weighted_random", shuffle_within_component=True)
 SETTINGS = {
@@ -48,6 +51,14 @@ SETTINGS = {
         "chunk_size": 512,
         "exhausted_policy": "redistribute",
         "shuffle_block_size": 9,
+    },
+    "virtual time": {"allocation": "virtual_time", "chunk_size": 1000, **ENDLESS},
+    "tokens by shard": {"token_estimation": TOKENS, "chunk_size": 1000, **ENDLESS},
+    "tokens by block, passes": {
+        "token_estimation": TOKENS,
+        "chunk_size": 777,
+        "shuffle_block_size": 500,
+        "stop_after_passes": 9,
     },
     "capped": {"chunk_size": 512, "max_repeats": 5},
 }

@@ -19,7 +19,9 @@ LAYERS = [
     ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],
     ["reading", "chunk", "state", "codec", "places", "source", "eras", "knobs", "relane"],
-    ["locate", "run_index", "static_mixture", "run_rows"],
+    ["locate", "run_index", "lane_states"],
+    ["mixture_run", "static_mixture"],
+    ["run_rows"],
     ["simulation", "simulate_words", "simulate"],
 ]
 

@@ -164,7 +164,7 @@ def test_states_of_other_sources_are_refused():
     with pytest.raises(ValueError, match="OtherState"):
         zx.decode_state(SOURCE, zx.encode_state(OtherState(0, 1)))
     three = mixture([40, 90, 1], chunk_size=16)
-    with pytest.raises(ValueError, match="other components"):
+    with pytest.raises(ValueError, match="other dataset names"):
         zx.decode_state(SOURCE, zx.encode_state(three.init()))
 
 
@@ -237,7 +237,7 @@ def test_restore_does_not_walk(monkeypatch):
         return mixture([10**9] * 3, weights, chunk_size=1000, exhausted_policy="repeat")
 
     source = make()
-    assert not source._eras.start().era.allocation.closed
+    assert not source.eras.start().era.allocation.closed
     saved = [zx.encode_state(source.seek(g)) for g in (10, 103_457)]
     monkeypatch.setattr(quota, "step", counted_step)
     monkeypatch.setattr(quota, "forward", counted_forward)

@@ -15,7 +15,7 @@ from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.relane import relane
 from zephon_jax.simulate import simulate
 from zephon_jax.simulation import Simulation
-from zephon_jax.source import LaneShell, WorkSource, decode_state
+from zephon_jax.source import LaneShell, WorkSource, decode_state, restore
 from zephon_jax.state import MixtureState
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.token_estimation import TokenEstimation, count_shard_tokens
@@ -58,6 +58,7 @@ __all__ = [
     "plot",
     "quota",
     "relane",
+    "restore",
     "restore_checkpoint",
     "save_checkpoint",
     "simulate",

@@ -8,6 +8,7 @@ checked before anything is allocated, and nothing is ever executed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -15,7 +16,7 @@ import numpy as np
 
 from zephon_jax._xp import is_jax
 
-__all__ = ["VERSION", "decode_fields", "encode_state"]
+__all__ = ["VERSION", "decode_fields", "encode_state", "open_fields"]
 
 VERSION = 1
 _CHECKSUM_BYTES = 8
@@ -84,7 +85,7 @@ def _unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
 
 
-def _open(data: Any) -> tuple[str, Any]:
+def open_fields(data: Any) -> tuple[str, Any]:
     """Checks the wrapping and returns the record's type name and its raw fields."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"an encoded state must be bytes; got {type(data).__name__}.")
@@ -155,17 +156,24 @@ def _fit(raw: Any, like: Any, where: str) -> Any:
     return raw
 
 
-def decode_fields(like: Any, data: bytes) -> Any:
+def decode_fields(like: Any, data: bytes, check: Callable[[list[Any]], None] | None = None) -> Any:
     """Decodes bytes into a record of the same structure, shapes and dtypes as `like`.
+
+    Args:
+      like: The record that is known to be right.
+      data: What `encode_state` returned.
+      check: Looks at the encoded fields of a record of the same name before they are decoded.
 
     Raises:
       TypeError: If `data` is not bytes.
       ValueError: If the bytes are cut, changed, foreign or of another structure.
     """
-    name, fields = _open(data)
+    name, fields = open_fields(data)
     if name != type(like).__name__:
         raise ValueError(
             f"the state is a {name}; this source's states are {type(like).__name__}. It belongs to"
             " another kind of source."
         )
+    if check is not None and isinstance(fields, list):
+        check(fields)
     return _fit(fields, like, "state")

@@ -75,6 +75,9 @@ class RunningCost:
         self._costs = np.maximum(shard_costs[cursor.shard_ids], cursor.counts)
         self._samples, self._total = cursor.total, int(self._costs.sum())
         self.mean = self._total / max(1, self._samples)
+        # One piece where nothing smaller is known: a single shard, or all shuffled at once.
+        even = cursor.block >= cursor.total or (not cursor.block and cursor.counts.size == 1)
+        self._whole = _Piece(0, self._samples, 0, self._total) if even else None
         self._tables: dict[int, _Table] = {}
 
     def _table(self, pass_index: int) -> _Table:
@@ -110,26 +113,21 @@ class RunningCost:
         before = self._spent(table, first)
         return _Piece(first, length, before, self._spent(table, first + length) - before)
 
-    def _whole(self) -> _Piece:
-        return _Piece(0, self._samples, 0, self._total)
-
     def _piece_at(self, pass_index: int, position: int) -> _Piece:
-        cursor = self._cursor
-        if cursor.block >= self._samples:
-            return self._whole()
+        if self._whole is not None:
+            return self._whole
         table = self._table(pass_index)
-        if cursor.block:
+        if self._cursor.block:
             return self._block(table, position)
         return self._run(table, bisect.bisect_right(table.starts, position) - 1)
 
     def _piece_of(self, pass_index: int, amount: int) -> _Piece:
         """The piece in which a pass's cost comes to be more than an amount below its total."""
-        cursor = self._cursor
-        if cursor.block >= self._samples:
-            return self._whole()
+        if self._whole is not None:
+            return self._whole
         table = self._table(pass_index)
         run = self._run(table, bisect.bisect_right(table.sums, amount) - 1)
-        if not cursor.block:
+        if not self._cursor.block:
             return run
         return self._block(table, run.first + _most(run, amount))
 

@@ -16,6 +16,7 @@ from zephon_jax.cursor import block_size
 from zephon_jax.eras import UNCAPPED, Rules
 from zephon_jax.keys import digest_words
 from zephon_jax.lanes import ASSIGNMENTS
+from zephon_jax.token_ratios import TokenEstimation
 from zephon_jax.virtual_time import Cost
 from zephon_jax.weights import MixtureSpec, warn_if_moved
 
@@ -156,6 +157,7 @@ def make_knobs(
     stop_after_passes: Any,
     lane_assignment: Any,
     allocation: Any,
+    token_estimation: Any,
 ) -> Knobs:
     """Checks the settings of `StaticMixtureWorkSource`, before any data is looked at.
 
@@ -178,8 +180,26 @@ def make_knobs(
         max_repeats=repeats,
         stop_after_passes=passes,
         lane_assignment=_choice(lane_assignment, "lane_assignment", ASSIGNMENTS),
-        allocation=_choice(allocation, "allocation", ALLOCATIONS),
+        allocation=_allocation(allocation, token_estimation),
     )
+
+
+def _allocation(value: Any, token_estimation: Any) -> str:
+    """A mixture in tokens is always allocated by virtual time."""
+    allocation = _choice(value, "allocation", ALLOCATIONS)
+    if token_estimation is None:
+        return allocation
+    if not isinstance(token_estimation, TokenEstimation):
+        raise TypeError(
+            "token_estimation must be a zx.TokenEstimation or None; got"
+            f" {type(token_estimation).__name__}."
+        )
+    if allocation == "fixed":
+        raise ValueError(
+            "allocation = 'fixed' gives every chunk the same counts of samples and cannot follow"
+            " tokens. Leave it out where there is a token_estimation."
+        )
+    return "virtual_time"
 
 
 def _warn_without_effect(knobs: Knobs) -> None:
@@ -200,7 +220,7 @@ def _warn_without_effect(knobs: Knobs) -> None:
     if not all(knobs.reshuffle_on_repeat) and not (shuffled and any(repeating)):
         said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
     for text in said[:8]:
-        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=5)
+        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=6)
 
 
 def _check_sizes(knobs: Knobs, totals: np.ndarray) -> None:
@@ -227,7 +247,7 @@ def make_rules(knobs: Knobs, totals: np.ndarray, costs: Sequence[Cost] | None) -
       ValueError: If an active dataset has no samples, or can never give its first quota.
     """
     _warn_without_effect(knobs)
-    warn_if_moved(knobs.fractions, knobs.names, level=4)
+    warn_if_moved(knobs.fractions, knobs.names, level=5)
     _check_sizes(knobs, totals)
     weighted = np.fromiter((share > 0 for share in knobs.fractions), dtype=bool)
     leaves = np.fromiter((p == "redistribute" for p in knobs.exhausted_policy), dtype=bool)
@@ -301,12 +321,21 @@ CONFIG_THINGS = (
     "order version", "dataset names", "shard counts", "mixture weights", "chunk_size", "seed",
     "shuffle_shards", "shuffle_within_shard", "shuffle_block_size", "exhausted_policy",
     "reshuffle_on_repeat", "max_repeats", "stop_after_passes", "lane_assignment", "allocation",
+    "token_estimation",
 )  # fmt: skip
 """What fixes an order, in the order of the digests in a state."""
 
 
-def config_digests(knobs: Knobs, counts: Sequence[np.ndarray]) -> np.ndarray:
-    """One 32-bit digest for each of `CONFIG_THINGS`: uint32 (c,)."""
+def config_digests(
+    knobs: Knobs, counts: Sequence[np.ndarray], costs: Sequence[np.ndarray]
+) -> np.ndarray:
+    """One 32-bit digest for each of `CONFIG_THINGS`: uint32 (c,).
+
+    Args:
+      knobs: Checked settings.
+      counts: Samples of each shard of each dataset, int64 (num_shards,) each.
+      costs: What the shards cost, int64 (num_shards,) each, in a mixture of tokens; else empty.
+    """
     things: dict[str, Sequence[int | str | bytes]] = {
         "order version": [ORDER_VERSION],
         "dataset names": knobs.names,
@@ -327,6 +356,7 @@ def config_digests(knobs: Knobs, counts: Sequence[np.ndarray]) -> np.ndarray:
         "stop_after_passes": [repr(knobs.stop_after_passes)],
         "lane_assignment": [knobs.lane_assignment],
         "allocation": [knobs.allocation],
+        "token_estimation": [c.astype("<i8").tobytes() for c in costs],
     }
     words = [digest_words(1, thing, *things[thing]) for thing in CONFIG_THINGS]
     digests = np.concatenate(words)

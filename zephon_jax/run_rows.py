@@ -68,7 +68,7 @@ def _of_mixture(
     while num_chunks is None or position.chunk_index < num_chunks:
         first = position.chunk_index
         most = _BLOCK if num_chunks is None else min(_BLOCK, num_chunks - first)
-        target = np.asarray(list(source.target_at(position).values()), dtype=np.float64)
+        target = np.asarray(list(source.run.target_at(position).values()), dtype=np.float64)
         counts, after, gone = _next_rows(eras, position, most)
         chunk = np.arange(first, first + len(counts))
         lane = source.lanes_of_chunks(chunk, num_lanes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
-from zephon_jax.codec import decode_fields, encode_state
+from zephon_jax.codec import decode_fields, encode_state, open_fields
 from zephon_jax.places import Place, check_sample_id, search
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 
@@ -28,6 +28,7 @@ __all__ = [
     "check_source",
     "decode_state",
     "lane_of",
+    "restore",
     "state_from_dict",
     "state_to_dict",
 ]
@@ -168,6 +169,29 @@ class WorkSource(abc.ABC):
     def requires_token_priming(self) -> bool:
         """True when the source has to measure its data before use."""
         return False
+
+    def prime(self, **settings: Any) -> WorkSource:
+        """Returns a source that has measured its data: itself, where there is nothing to measure.
+
+        Args:
+          **settings: How to go about it; sources say what they take.
+        """
+        return self
+
+    def primed_for(self, fields: list[Any]) -> WorkSource:
+        """Returns a source that has measured nothing and takes what it needs from a saved state.
+
+        Args:
+          fields: The state's fields as they are encoded.
+        """
+        return self
+
+    def check_encoded(self, fields: list[Any]) -> None:  # noqa: B027
+        """Checks an encoded state's fields before they are decoded by this source's structure.
+
+        Raises:
+          ValueError: If they say that the state belongs to another source.
+        """
 
     def chunk_size_hint(self) -> int | None:
         """Samples in a whole chunk, or None where they vary."""
@@ -332,9 +356,43 @@ def decode_state(source: WorkSource, data: bytes) -> Any:
         other data or settings, naming what differs.
     """
     check_source(source)
-    state = decode_fields(source.init(), data)
+    state = decode_fields(source.init(), data, source.check_encoded)
     source.check_state(state)
     return state
+
+
+def restore(source: WorkSource, data: bytes) -> tuple[WorkSource, Any]:
+    """Decodes a state, for a source that may not have been primed yet.
+
+    An unprimed source takes the measured ratios that were saved with the state: nothing is
+    measured again, and the order goes on as it was.
+
+    Args:
+      source: The source that the state is for, primed or not.
+      data: What `encode_state` returned.
+
+    Returns:
+      The source to go on with, and the state.
+
+    Raises:
+      TypeError: If `data` is not bytes.
+      ValueError: If the state does not belong to the source, naming what differs, or holds no
+        ratios that it could take.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> toy = zx.Dataset.from_counts("toy", [150], num_bytes=[900])
+      >>> tokens = zx.TokenEstimation(str.split)
+      >>> fresh = zx.StaticMixtureWorkSource([toy], {"toy": 1}, 10, token_estimation=tokens)
+      >>> primed = fresh.replace(token_estimation=tokens.with_ratios({"toy": 1 << 30}))
+      >>> source, state = zx.restore(fresh, zx.encode_state(primed.seek(3)))
+      >>> source.next_chunk(state)[0].chunk_index
+      3
+    """
+    check_source(source)
+    if source.requires_token_priming:
+        source = source.primed_for(open_fields(data)[1])
+    return source, decode_state(source, data)
 
 
 class LaneShell:

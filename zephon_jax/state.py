@@ -29,6 +29,7 @@ class MixtureState(NamedTuple):
     carry: Any  # int32 (k,), units of 1 / W; (0,) above MAX_LISTED components
     drawn: Any  # uint32 (k, 2), samples drawn before `chunk`; (0, 2) above MAX_LISTED components
     ledger: Any  # uint32 (2,), digest of carry and drawn above MAX_LISTED components, else (0,)
+    ratios: Any  # uint32 (k, 2), tokens per byte in units of 2^-32, where a mixture rests on them
     config: Any  # uint32 (c,), one digest for each thing that fixes the order
 
     @property

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import threading
 import warnings
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -15,39 +12,31 @@ import numpy as np
 from zephon_jax import lanes
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
-from zephon_jax.costs import UnitCost
-from zephon_jax.cursor import sample_ids
-from zephon_jax.eras import MAX_SAMPLES, UNCAPPED, Eras, Position
+from zephon_jax.eras import MAX_SAMPLES, Eras
 from zephon_jax.knobs import (
-    CONFIG_THINGS,
     Knobs,
     check_datasets,
     config_digests,
     make_knobs,
-    make_rules,
 )
+from zephon_jax.lane_states import differences
 from zephon_jax.locate import locate
+from zephon_jax.mixture_run import MixtureRun
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, check_read_config
-from zephon_jax.run_index import Cursors, RunIndex
 from zephon_jax.source import ChunkSpan, WorkSource, check_lane
-from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
-from zephon_jax.virtual_time import Cost
+from zephon_jax.state import MAX_LISTED, MixtureState, from_words
+from zephon_jax.token_ratios import TokenEstimation
 
 __all__ = ["StaticMixtureWorkSource"]
 
-_PAGE = 64  # blocks whose place in the lanes is looked up at once
-_AHEAD = 31  # chunks whose reading orders are computed with one that is missing
-_KEPT_COMPONENTS = 1 << 16  # components of positions remembered, over all of them
 
-
-@functools.lru_cache(maxsize=1024)
-def _lane_page(
-    page: int, lane: int, num_lanes: int, seed: int, assignment: str, origin: int
-) -> list[int]:
-    """The lane's chunks in _PAGE consecutive blocks: one call costs as much as one chunk's."""
-    steps = np.arange(page * _PAGE, (page + 1) * _PAGE)
-    return lanes.chunk_of_lane(steps, lane, num_lanes, seed, assignment, origin=origin).tolist()
+def _words(fields: list[Any], name: str) -> np.ndarray:
+    """An encoded field of 32-bit words, uint32 (n,); empty where it is none."""
+    place = MixtureState._fields.index(name)
+    raw = fields[place] if place < len(fields) else b""
+    whole = isinstance(raw, bytes) and len(raw) % 4 == 0
+    return np.frombuffer(raw if whole else b"", dtype="<u4")
 
 
 class StaticMixtureWorkSource(WorkSource):
@@ -75,6 +64,8 @@ class StaticMixtureWorkSource(WorkSource):
       allocation: "incremental" carries fractions of samples from chunk to chunk; "fixed" gives
         every chunk the same counts, at least one sample of each component; "virtual_time" deals
         draws out one by one by weighted fair queueing, a closed form that carries nothing.
+      token_estimation: Makes the weights shares of tokens, not of samples, and allocation
+        "virtual_time". Unless it knows ratios or totals the source has to be primed: see `prime`.
 
     The shuffle and policy settings take one value for all datasets or a mapping that names every
     dataset.
@@ -109,6 +100,7 @@ class StaticMixtureWorkSource(WorkSource):
         stop_after_passes: int | None = None,
         lane_assignment: str = "permute",
         allocation: str = "incremental",
+        token_estimation: TokenEstimation | None = None,
     ):
         settings = {
             # Copies: what the caller does to a mapping later must not reach a pickled source.
@@ -124,35 +116,27 @@ class StaticMixtureWorkSource(WorkSource):
         names = [dataset.name for dataset in datasets]
         self._knobs = make_knobs(names, **settings)
         self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in datasets]
-        totals = np.asarray([int(counts.sum()) for counts in self._counts], dtype=np.int64)
-        self._cursors = Cursors(self._knobs, self._counts)
-        self._eras = Eras(make_rules(self._knobs, totals, self._costs()))
-        self._config = config_digests(self._knobs, self._counts)
         self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
-        self._targets: dict[bytes, dict[str, float]] = {}
-        self._recent: OrderedDict[int, Position] = OrderedDict()
-        self._lock = threading.Lock()
-        self._index = RunIndex(self._eras, self._knobs, self._cursors)
-        self._check_first_quotas()
+        self._run = None  # not before all that decides the order is known
+        if not self.requires_token_priming:
+            self._run = MixtureRun(datasets, self._knobs, self._counts, self.token_estimation)
         self._built = frozenset(vars(self)) | {"_built"}
 
-    def _costs(self) -> Sequence[Cost] | None:
-        """What each dataset's draws cost, under virtual time."""
-        if self._knobs.allocation != "virtual_time":
-            return None
-        return [UnitCost()] * len(self._knobs.names)
+    @property
+    def run(self) -> MixtureRun:
+        """Everything that the run's chunks follow from.
 
-    def _check_first_quotas(self) -> None:
-        rules, quotas = self._eras.rules, self._eras.first_quotas()
-        over = (rules.caps != UNCAPPED) & (quotas > rules.caps)
-        for d in np.flatnonzero(over)[:1]:
-            raise ValueError(
-                f"dataset {self._knobs.names[d]!r} gives {quotas[d]} samples to the first chunk and"
-                f" has only {rules.caps[d]} to give under exhausted_policy ="
-                f" {self._knobs.exhausted_policy[d]!r}. Lower chunk_size = "
-                f"{self._knobs.chunk_size} or its weight, or use 'repeat' or 'redistribute'."
+        Raises:
+          RuntimeError: If the source has not been primed.
+        """
+        if self._run is None:
+            raise RuntimeError(
+                "this source weighs by tokens and has not been primed. Use the source that"
+                " source.prime() returns, zx.restore(source, data) to go on from a state, or give"
+                " TokenEstimation.from_ratios or TokenEstimation.from_shard_totals."
             )
+        return self._run
 
     def __getstate__(self) -> dict[str, Any]:
         # What a subclass adds travels as it is; the rest follows from the arguments.
@@ -176,6 +160,66 @@ class StaticMixtureWorkSource(WorkSource):
             f" seed={knobs.seed})"
         )
 
+    @property
+    def token_estimation(self) -> TokenEstimation | None:
+        """What is known of the tokens in the data, where weights are shares of tokens."""
+        return self._settings["token_estimation"]
+
+    @property
+    def requires_token_priming(self) -> bool:
+        """True where tokens have to be measured before use: see `prime`."""
+        return self.token_estimation is not None and not self.token_estimation.primed
+
+    def prime(self, **settings: Any) -> StaticMixtureWorkSource:
+        """Returns a source that has measured the tokens per byte of its datasets.
+
+        A choice of samples of each dataset, always the same, is read and tokenized.
+        `source.token_estimation.table()` shows what came out. A source that is primed, or does
+        not weigh by tokens, is returned as it is.
+
+        Args:
+          **settings: Passed on to `zephon_jax.token_estimation.measure`: `progress`,
+            `num_threads`, `reader`.
+
+        Raises:
+          ValueError: If a dataset cannot be read or has no tokens, or the tokenizer fails, naming
+            the sample.
+        """
+        estimation = self.token_estimation
+        if estimation is None or estimation.primed:
+            return self
+        from zephon_jax.token_estimation import measure
+
+        return self.replace(token_estimation=measure(self._datasets, estimation, **settings))
+
+    def primed_for(self, fields: list[Any]) -> StaticMixtureWorkSource:
+        """Returns a source with the ratios that a state was saved with.
+
+        Raises:
+          ValueError: If the state holds none for these datasets, or belongs to a source with other
+            settings, naming them.
+        """
+        estimation = self.token_estimation
+        assert estimation is not None
+        mine = config_digests(self._knobs, self._counts, [])
+        config, words = _words(fields, "config"), _words(fields, "ratios")
+        if config.size == mine.size:
+            differs = [thing for thing in differences(mine, config) if thing != "token_estimation"]
+            if differs:
+                raise ValueError(
+                    f"the state belongs to a source with other {', '.join(differs)}. Restore it"
+                    " with the settings and data it was saved with, or start anew."
+                )
+        ratios = from_words(words.reshape(-1, 2)).tolist()
+        if len(ratios) != len(self._knobs.names) or min(ratios, default=0) < 1:
+            raise ValueError(
+                "the state holds no token ratios for these datasets: it was saved without"
+                f" token_estimation, with shard totals, or by a source of more than {MAX_LISTED}"
+                " datasets. Prime the source, or give it the TokenEstimation it was saved with."
+            )
+        measured = estimation.with_ratios(dict(zip(self._knobs.names, ratios, strict=True)))
+        return self.replace(token_estimation=measured)
+
     def component_ids(self) -> Mapping[str, int]:
         """The id of each component: its dataset's place in the list."""
         return self._ids
@@ -193,7 +237,7 @@ class StaticMixtureWorkSource(WorkSource):
     @property
     def eras(self) -> Eras:
         """Who draws in which chunk, and how much: positions of the run by chunk index."""
-        return self._eras
+        return self.run.eras
 
     def chunk_size_hint(self) -> int:
         """Samples in a whole chunk."""
@@ -220,7 +264,7 @@ class StaticMixtureWorkSource(WorkSource):
     def chunk_spans(self) -> tuple[ChunkSpan, ...]:
         """All chunks of the run, one entry for each set of datasets that draw together."""
         found = []
-        for span in self._eras.spans():
+        for span in self.eras.spans():
             endless = span.num_samples >= MAX_SAMPLES
             counts = (None, None) if endless else (span.num_chunks, span.num_samples)
             found.append(ChunkSpan(span.start.chunk_index, *counts))
@@ -265,75 +309,7 @@ class StaticMixtureWorkSource(WorkSource):
         most = MAX_SAMPLES // self._knobs.chunk_size - num_lanes
         origin = as_int(origin, "origin", 0, most)
         chunk_index = as_int(chunk_index, "chunk_index", origin, most)
-        first = self._lane_chunk(chunk_index, lane, num_lanes, origin)
-        return self._state(self._eras.seek(first), lane, num_lanes, origin)
-
-    def _lane_chunk(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
-        """The lane's first chunk at or after this one."""
-        if num_lanes == 1:
-            return chunk_index
-        block = (chunk_index - origin) // num_lanes
-        for step in (block, block + 1):
-            page, place = divmod(step, _PAGE)
-            knobs = self._knobs
-            chunks = _lane_page(page, lane, num_lanes, knobs.seed, knobs.lane_assignment, origin)
-            if chunks[place] >= chunk_index:
-                return chunks[place]
-        raise AssertionError("a lane has one chunk in each block")
-
-    def _state(self, position: Position, lane: int, num_lanes: int, origin: int) -> MixtureState:
-        self._remember(position)
-        listed = len(self._knobs.names) <= MAX_LISTED
-        none = np.zeros((0, 2), dtype=np.uint32)
-        # A lane that has read its chunk of the block in which the run ends stands at the end, as
-        # one does whose chunk would have come later: only `lag` tells them apart.
-        next_chunk = self._lane_chunk(position.chunk_index, lane, num_lanes, origin)
-        lag = (next_chunk - origin) // num_lanes - (position.chunk_index - origin) // num_lanes
-        state = MixtureState(
-            lane=np.asarray(lane, dtype=np.int32),
-            num_lanes=np.asarray(num_lanes, dtype=np.int32),
-            lag=np.asarray(lag, dtype=np.int32),
-            chunk=to_words(position.chunk_index),
-            origin=to_words(origin),
-            era=to_words(position.era.first_chunk),
-            carry=position.carry if listed else np.zeros(0, dtype=np.int32),
-            drawn=to_words(position.drawn) if listed else none,
-            ledger=none[:, 0] if listed else ledger_digest(position.carry, position.drawn),
-            config=self._config,
-        )
-        for leaf in state:
-            leaf.setflags(write=False)
-        return state
-
-    def _remember(self, position: Position) -> None:
-        with self._lock:
-            self._recent[position.chunk_index] = position
-            crowded = len(self._recent) * len(self._knobs.names) > _KEPT_COMPONENTS
-            if crowded and len(self._recent) > 2:
-                self._recent.popitem(last=False)
-
-    def _position(self, state: MixtureState) -> Position:
-        """The position that a state of this source describes."""
-        chunk_index = from_words(state.chunk)
-        known = self._recent.get(chunk_index)
-        if np.asarray(state.ledger).size:
-            position = known or self._eras.seek(chunk_index)
-            digest = ledger_digest(position.carry, position.drawn)
-            if position.chunk_index != chunk_index or not np.array_equal(digest, state.ledger):
-                raise ValueError(
-                    "the state contradicts itself: its digest does not belong to its chunk"
-                    f" {chunk_index}."
-                )
-            return position
-        carry, drawn = np.array(state.carry, dtype=np.int32), from_words(state.drawn)
-        if (
-            known is not None
-            and known.era.first_chunk == from_words(state.era)
-            and np.array_equal(known.carry, carry)
-            and np.array_equal(known.drawn, drawn)
-        ):
-            return known
-        return self._eras.resume(chunk_index, from_words(state.era), carry, drawn)
+        return self.run.seek(chunk_index, lane, num_lanes)
 
     def check_state(self, state: MixtureState) -> None:
         """Checks that a state belongs to this source.
@@ -347,28 +323,18 @@ class StaticMixtureWorkSource(WorkSource):
                 f"{type(self).__name__} needs a MixtureState, from init, seek, next_chunk or"
                 f" decode_state; got {type(state).__name__}."
             )
-        config = np.asarray(state.config)
-        if not np.array_equal(config, self._config):
-            differs = [
-                thing
-                for thing, mine, other in zip(CONFIG_THINGS, self._config, config, strict=True)
-                if mine != other
-            ]
-            raise ValueError(
-                f"the state belongs to a source with other {', '.join(differs)}. Restore it with"
-                " the settings and data it was saved with, or start anew."
-            )
         super().check_state(state)
-        chunk, origin, era = (from_words(w) for w in (state.chunk, state.origin, state.era))
-        most = MAX_SAMPLES // self._knobs.chunk_size
-        lag = int(state.lag)
-        if not (0 <= origin <= chunk <= most and 0 <= era <= chunk and lag in (0, 1)):
-            raise ValueError(
-                f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era},"
-                f" lag = {lag}."
-            )
-        if not np.asarray(state.ledger).size:
-            self._position(state)
+        self.run.states.check(state)
+
+    def check_encoded(self, fields: list[Any]) -> None:
+        """Says which settings differ, where the structure of the state would not tell.
+
+        Raises:
+          ValueError: Naming each thing that differs.
+        """
+        config, ratios = _words(fields, "config"), _words(fields, "ratios")
+        if config.size == self.run.config.size:
+            self.run.states.check_config(config, ratios.reshape(-1, 2))
 
     # Chunks
 
@@ -378,80 +344,10 @@ class StaticMixtureWorkSource(WorkSource):
         Raises:
           ValueError: If the state belongs to another source.
         """
-        if getattr(state, "config", None) is not self._config:
+        run = self.run
+        if getattr(state, "config", None) is not run.config:
             self.check_state(state)
-        lane, num_lanes, origin = int(state.lane), int(state.num_lanes), from_words(state.origin)
-        position = self._position(state)
-        here = self._lane_chunk(position.chunk_index, lane, num_lanes, origin)
-        position = self._eras.advance(position, here)
-        drawn = self._eras.step(position) if position.chunk_index == here else None
-        if drawn is None:
-            return None, state
-        quotas, after = drawn
-        chunk = self._chunk(position, quotas, after, lane, num_lanes, origin)
-        there = self._lane_chunk(here + 1, lane, num_lanes, origin)
-        return chunk, self._state(self._eras.advance(after, there), lane, num_lanes, origin)
-
-    def _chunk(
-        self, position: Position, quotas: np.ndarray, after: Position, lane: int, num_lanes: int,
-        origin: int,
-    ) -> WorkChunk:  # fmt: skip
-        return WorkChunk.from_arrays(
-            names=self._knobs.names,
-            counts=quotas.astype(np.int32),
-            ids=self._ids_of(position, quotas),
-            seed=self._knobs.seed,
-            target=self.target_at(position),
-            source_exhausted=self._exhausted(after),
-            chunk_index=position.chunk_index,
-            slot=(position.chunk_index - origin) % num_lanes,
-            num_lanes=num_lanes,
-            whole=self._knobs.chunk_size,
-            upcoming=functools.partial(self._upcoming, position, lane, num_lanes, origin),
-        )
-
-    def _ids_of(self, position: Position, quotas: np.ndarray) -> np.ndarray:
-        cursors = self._cursors.of_epoch(0)
-        return sample_ids(
-            [
-                (cursors[d], d, range(int(position.drawn[d]), int(position.drawn[d] + quotas[d])))
-                for d in np.flatnonzero(quotas).tolist()
-            ]
-        )
-
-    def target_at(self, position: Position) -> dict[str, float]:
-        """The shares that the chunk at a position stands for, by name."""
-        name = position.era.active.tobytes()
-        if name not in self._targets:
-            shares = [
-                f if on else 0
-                for f, on in zip(self._knobs.fractions, position.era.active, strict=True)
-            ]
-            total = sum(shares)
-            self._targets[name] = {
-                n: float(share / total) for n, share in zip(self._knobs.names, shares, strict=True)
-            }
-        return self._targets[name]
-
-    def _exhausted(self, after: Position) -> tuple[str, ...]:
-        """Components that give nothing from this position on."""
-        rules = self._eras.rules
-        ends = np.where(rules.leaves, rules.totals, rules.caps)
-        gone = rules.weighted & (ends != UNCAPPED) & (after.drawn >= ends)
-        if self._eras.ended(after):
-            gone = rules.weighted
-        return tuple(self._knobs.names[d] for d in np.flatnonzero(gone))
-
-    def _upcoming(self, position: Position, lane: int, num_lanes: int, origin: int) -> np.ndarray:
-        """Counts of the lane's next chunks, for reading orders: int32 (n, k)."""
-        allocation = position.era.allocation
-        if allocation is None or not allocation.closed:
-            return np.zeros((0, len(self._knobs.names)), dtype=np.int32)
-        here, chunks = position.chunk_index, []
-        for _ in range(_AHEAD):
-            here = self._lane_chunk(here + 1, lane, num_lanes, origin)
-            chunks.append(here - position.era.first_chunk)
-        return allocation.quotas_of(np.asarray(chunks))
+        return run.next_chunk(state)
 
     # Random access
 
@@ -460,12 +356,12 @@ class StaticMixtureWorkSource(WorkSource):
         return True
 
     def __len__(self) -> int:
-        if self._eras.endless:
+        if self.eras.endless:
             raise TypeError(
                 f"{self!r} never ends and has no len(). Set stop_after_passes, max_repeats, or"
                 " exhausted_policy 'stop' or 'redistribute'."
             )
-        return self._eras.num_samples()
+        return self.eras.num_samples()
 
     def sample_ids_at(
         self, indices: Any, *, epoch: int = 0, read_config: MixtureReadConfig | None = None
@@ -484,7 +380,7 @@ class StaticMixtureWorkSource(WorkSource):
           IndexError: If an index is out of range.
         """
         config = check_read_config(read_config)
-        return self._index.sample_ids(indices, as_int(epoch, "epoch", 0), config)
+        return self.run.samples.sample_ids(indices, as_int(epoch, "epoch", 0), config)
 
     def locate(
         self,
@@ -514,7 +410,7 @@ class StaticMixtureWorkSource(WorkSource):
             up_to_chunk = as_int(up_to_chunk, "up_to_chunk", 0, most)
         return locate(
             self._knobs,
-            self._eras,
+            self.eras,
             self._counts[found.dataset_id],
             self.lanes_of_chunks,
             found,

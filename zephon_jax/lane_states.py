@@ -1,0 +1,168 @@
+"""Positions of a run as states of lanes, and back."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+
+import numpy as np
+
+from zephon_jax import lanes
+from zephon_jax.eras import MAX_SAMPLES, Eras, Position
+from zephon_jax.knobs import CONFIG_THINGS, Knobs
+from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
+from zephon_jax.token_ratios import RATIO_UNIT
+
+__all__ = ["LaneStates", "differences"]
+
+_PAGE = 64  # blocks whose place in the lanes is looked up at once
+_KEPT_COMPONENTS = 1 << 16  # components of positions remembered, over all of them
+
+
+@functools.lru_cache(maxsize=1024)
+def _lane_page(
+    page: int, lane: int, num_lanes: int, seed: int, assignment: str, origin: int
+) -> list[int]:
+    """The lane's chunks in _PAGE consecutive blocks: one call costs as much as one chunk's."""
+    steps = np.arange(page * _PAGE, (page + 1) * _PAGE)
+    return lanes.chunk_of_lane(steps, lane, num_lanes, seed, assignment, origin=origin).tolist()
+
+
+def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
+    """What differs between two configurations by their digests, uint32 (c,) each."""
+    return [
+        thing for thing, a, b in zip(CONFIG_THINGS, mine, other, strict=True) if int(a) != int(b)
+    ]
+
+
+class LaneStates:
+    """Makes and reads the states of one source. Immutable but for recent positions that it keeps.
+
+    Args:
+      eras: Positions of the run.
+      knobs: The settings of the source.
+      config: Their digests, uint32 (c,).
+      ratios: Tokens per byte of each dataset, int64 (k,) in units of 1 / RATIO_UNIT; (0,) where
+        tokens do not matter, where they are known by shard, or above MAX_LISTED datasets.
+    """
+
+    def __init__(self, eras: Eras, knobs: Knobs, config: np.ndarray, ratios: np.ndarray):
+        self._eras, self._knobs, self._config = eras, knobs, config
+        self._ratios = to_words(ratios)
+        self._recent: OrderedDict[int, Position] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def lane_chunk(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
+        """The lane's first chunk at or after this one."""
+        if num_lanes == 1:
+            return chunk_index
+        block = (chunk_index - origin) // num_lanes
+        for step in (block, block + 1):
+            page, place = divmod(step, _PAGE)
+            knobs = self._knobs
+            chunks = _lane_page(page, lane, num_lanes, knobs.seed, knobs.lane_assignment, origin)
+            if chunks[place] >= chunk_index:
+                return chunks[place]
+        raise AssertionError("a lane has one chunk in each block")
+
+    def state(self, position: Position, lane: int, num_lanes: int, origin: int) -> MixtureState:
+        """The state of a lane that has read up to a position."""
+        self._remember(position)
+        listed = len(self._knobs.names) <= MAX_LISTED
+        none = np.zeros((0, 2), dtype=np.uint32)
+        # A lane that has read its chunk of the block in which the run ends stands at the end, as
+        # one does whose chunk would have come later: only `lag` tells them apart.
+        next_chunk = self.lane_chunk(position.chunk_index, lane, num_lanes, origin)
+        lag = (next_chunk - origin) // num_lanes - (position.chunk_index - origin) // num_lanes
+        state = MixtureState(
+            lane=np.asarray(lane, dtype=np.int32),
+            num_lanes=np.asarray(num_lanes, dtype=np.int32),
+            lag=np.asarray(lag, dtype=np.int32),
+            chunk=to_words(position.chunk_index),
+            origin=to_words(origin),
+            era=to_words(position.era.first_chunk),
+            carry=position.carry if listed else np.zeros(0, dtype=np.int32),
+            drawn=to_words(position.drawn) if listed else none,
+            ledger=none[:, 0] if listed else ledger_digest(position.carry, position.drawn),
+            ratios=self._ratios,
+            config=self._config,
+        )
+        for leaf in state:
+            leaf.setflags(write=False)
+        return state
+
+    def _remember(self, position: Position) -> None:
+        with self._lock:
+            self._recent[position.chunk_index] = position
+            crowded = len(self._recent) * len(self._knobs.names) > _KEPT_COMPONENTS
+            if crowded and len(self._recent) > 2:
+                self._recent.popitem(last=False)
+
+    def position(self, state: MixtureState) -> Position:
+        """The position that a state of this source describes.
+
+        Raises:
+          ValueError: If what the state holds contradicts itself.
+        """
+        chunk_index = from_words(state.chunk)
+        known = self._recent.get(chunk_index)
+        if np.asarray(state.ledger).size:
+            position = known or self._eras.seek(chunk_index)
+            digest = ledger_digest(position.carry, position.drawn)
+            if position.chunk_index != chunk_index or not np.array_equal(digest, state.ledger):
+                raise ValueError(
+                    "the state contradicts itself: its digest does not belong to its chunk"
+                    f" {chunk_index}."
+                )
+            return position
+        carry, drawn = np.array(state.carry, dtype=np.int32), from_words(state.drawn)
+        if (
+            known is not None
+            and known.era.first_chunk == from_words(state.era)
+            and np.array_equal(known.carry, carry)
+            and np.array_equal(known.drawn, drawn)
+        ):
+            return known
+        return self._eras.resume(chunk_index, from_words(state.era), carry, drawn)
+
+    def check_config(self, config: np.ndarray, ratios: np.ndarray) -> None:
+        """Checks the digests (c,) and the ratios (n, 2) of a state.
+
+        Raises:
+          ValueError: Naming each thing that differs.
+        """
+        if np.array_equal(config, self._config):
+            return
+        mine, other = from_words(self._ratios), from_words(ratios)
+        differs = differences(self._config, config)
+        shown = ""
+        if "token_estimation" in differs and mine.shape == other.shape:
+            pairs = [
+                f"{name!r}: {b / RATIO_UNIT:.6g} in the state, {a / RATIO_UNIT:.6g} here"
+                for name, a, b in zip(self._knobs.names, mine, other, strict=False)
+                if a != b
+            ]
+            shown = f" (tokens per byte of {'; '.join(pairs)})"
+        raise ValueError(
+            f"the state belongs to a source with other {', '.join(differs)}{shown}. Restore it"
+            " with the settings and data it was saved with, or start anew."
+        )
+
+    def check(self, state: MixtureState) -> None:
+        """Checks that a state belongs to the source.
+
+        Raises:
+          ValueError: Naming each thing that differs, or what in it is not possible.
+        """
+        self.check_config(np.asarray(state.config), np.asarray(state.ratios))
+        chunk, origin, era = (from_words(w) for w in (state.chunk, state.origin, state.era))
+        most = MAX_SAMPLES // self._knobs.chunk_size
+        lag = int(state.lag)
+        if not (0 <= origin <= chunk <= most and 0 <= era <= chunk and lag in (0, 1)):
+            raise ValueError(
+                f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era},"
+                f" lag = {lag}."
+            )
+        if not np.asarray(state.ledger).size:
+            self.position(state)
