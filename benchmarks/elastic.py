@@ -1,6 +1,6 @@
-"""What the elastic layer costs over bare lane pipelines, and how long a training step waits.
+"""What the elastic layer costs over bare lane pipelines, how long a training step waits, and more.
 
-    python benchmarks/elastic.py            # a minute; nothing else should run on the machine
+    python benchmarks/elastic.py [--rounds 15] [--quick] [--json FILE]    # nothing else should run
     python benchmarks/elastic.py --lanes 64 --workers 2
 
 Bare: each lane's Grain pipeline is stepped by hand and its rows are stacked by NumPy, in the same
@@ -11,14 +11,20 @@ that a slow moment of the machine falls on both; the medians are compared.
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import statistics
+import tempfile
 import time
 import warnings
+from typing import NamedTuple
 
+import grain
 import jax
 import numpy as np
 
 import zephon_jax as zx
+from zephon_jax.checkpoint import to_files
 
 TOKENS = 1024
 
@@ -73,14 +79,18 @@ def bare_steps(source, lanes, rows):
 
 
 def seconds(iterator, steps):
-    start = time.perf_counter()
+    """Seconds that some steps take, and of the processor."""
+    start, busy = time.perf_counter(), time.process_time()
     for _ in range(steps):
         next(iterator)
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - busy
 
 
 def overhead(lanes, rows, rounds, steps, **settings):
-    """Time of the elastic layer over that of the bare pipelines, and both in rows a second."""
+    """Time of the elastic layer over that of the bare pipelines, by the clock and of the processor.
+
+    And both in rows a second. Other work on the machine disturbs the processor's time less.
+    """
     source = make_source(200_000)
     bare, elastic = bare_steps(source, lanes, rows), elastic_of(source, lanes, rows, **settings)
     seconds(bare, 3), seconds(elastic, 3)
@@ -89,10 +99,12 @@ def overhead(lanes, rows, rounds, steps, **settings):
         took["bare"].append(seconds(bare, steps))
         took["elastic"].append(seconds(elastic, steps))
     elastic.close()
-    medians = {name: statistics.median(times) for name, times in took.items()}
-    return medians["elastic"] / medians["bare"] - 1, {
-        name: lanes * rows * steps / time for name, time in medians.items()
-    }
+    clock, busy = (
+        {name: statistics.median(pair[n] for pair in pairs) for name, pairs in took.items()}
+        for n in range(2)
+    )
+    rates = {name: lanes * rows * steps / time for name, time in clock.items()}
+    return [100 * (t["elastic"] / t["bare"] - 1) for t in (clock, busy)], rates
 
 
 def waiting(lanes, rows, steps, step_seconds, **settings):
@@ -109,27 +121,140 @@ def waiting(lanes, rows, steps, step_seconds, **settings):
     return statistics.mean(waits) / step_seconds, max(waits)
 
 
-def main():
-    arguments = argparse.ArgumentParser(description=__doc__)
+MIXTURES = {
+    "(.9, .1)": (0.9, 0.1),
+    "(.5, .25, .125, .0625, .04, .01, .01, .0025)": (
+        0.5, 0.25, 0.125, 0.0625, 0.04, 0.01, 0.01, 0.0025,
+    ),
+    "thirds": (1, 1, 1),
+    "(840, 420, 280, 210, 168, 140, 120, 105)": (840, 420, 280, 210, 168, 140, 120, 105),
+}  # fmt: skip
+
+
+def worst_batch(weights, num_lanes=64):
+    """How many rows the worst global batch of one row a lane is off its mixture."""
+    names = [f"d{d}" for d in range(len(weights))]
+    source = zx.StaticMixtureWorkSource(
+        [zx.Dataset.from_counts(name, [10**6]) for name in names],
+        dict(zip(names, weights, strict=True)), chunk_size=64 * num_lanes,
+        exhausted_policy="repeat",
+    )  # fmt: skip
+    config = zx.MixtureReadConfig(mode="lattice")
+    orders = [
+        source.next_chunk(source.init(lane, num_lanes))[0].order(config)[0]
+        for lane in range(num_lanes)
+    ]
+    steps = np.stack(orders, axis=1)
+    counts = np.stack([(steps == d).sum(axis=1) for d in range(len(weights))], axis=1)
+    shares = np.asarray(weights, dtype=float) / float(sum(weights))
+    return float(np.abs(counts - num_lanes * shares).max())
+
+
+def batches(quick):
+    """The worst of the listed mixtures, and of 20 drawn ones."""
+    rng = np.random.default_rng(0)
+    drawn = [
+        (rng.pareto(1.2, rng.integers(2, 33)) + 0.05).round(4).tolist()
+        for _ in range(3 if quick else 20)
+    ]
+    yield from ((name, worst_batch(weights)) for name, weights in MIXTURES.items())
+    yield f"{len(drawn)} drawn mixtures", max(map(worst_batch, drawn))
+
+
+def packed(lane):
+    lane = lane.map(lambda e: {"tokens": e["data"]})
+    return grain.experimental.ConcatThenSplitIterDataset(lane, length_struct={"tokens": 2048})
+
+
+def bytes_a_lane(make, lengths, lanes=64):
+    """Bytes of a checkpoint for each lane, after some steps."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        iterator = iter(zx.ElasticIterDataset(
+            make_source(200_000), lanes, make, process_index=0, process_count=1, lengths=lengths
+        ))  # fmt: skip
+    for _ in range(5):
+        next(iterator)
+    size = sum(map(len, to_files(iterator.get_state()).values()))
+    iterator.close()
+    return size / lanes
+
+
+def restore_seconds(rounds, lanes=8, steps=(10, 100_000)):
+    """Median seconds of a restore with its first batch, at an early and a late step."""
+    took = {step: [] for step in steps}
+    with tempfile.TemporaryDirectory() as folder:
+        iterator = elastic_of(make_source(200_000), lanes, 1)
+        for step in steps:
+            iterator.seek(step)
+            zx.save_checkpoint(folder, iterator)
+        iterator.close()
+        for _ in range(rounds):
+            for step in steps:
+                iterator = elastic_of(make_source(200_000), lanes, 1)
+                start = time.perf_counter()
+                zx.restore_checkpoint(folder, iterator, step=step)
+                next(iterator)
+                took[step].append(time.perf_counter() - start)
+                iterator.close()
+    return [statistics.median(took[step]) for step in steps]
+
+
+class Row(NamedTuple):
+    """One figure."""
+
+    what: str
+    value: float
+    unit: str
+    goal: str
+    met: bool | None  # None where there is no goal
+
+
+def say(rows, what, value, unit, most=None):
+    """Keeps a figure and prints it."""
+    goal = "" if most is None else f"at most {most:g}"
+    row = Row(what, round(value, 4), unit, goal, None if most is None else bool(value <= most))
+    rows.append(row)
+    met = {True: "met", False: "NOT MET", None: ""}[row.met]
+    print(f"{what:66s} {row.value:12,.4g} {unit:8s} {goal:14s} {met}", flush=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    arguments.add_argument("--json", help="write the figures to this file")
+    arguments.add_argument("--rounds", type=int, default=15)
+    arguments.add_argument("--quick", action="store_true", help="few rounds, short ones")
     arguments.add_argument("--lanes", type=int, default=64)
     arguments.add_argument("--rows", type=int, default=1, help="of each lane in a step")
-    arguments.add_argument("--rounds", type=int, default=15)
-    arguments.add_argument("--steps", type=int, default=40)
     arguments.add_argument("--step-seconds", type=float, default=0.05)
     arguments.add_argument("--workers", type=int, default=0)
     arguments.add_argument("--threads", type=int, default=1)
-    given = arguments.parse_args()
+    given = arguments.parse_args(argv)
+    rounds, steps = (2, 10) if given.quick else (given.rounds, 40)
     how = {"num_workers": given.workers, "num_threads": given.threads}
-    over, rates = overhead(given.lanes, given.rows, given.rounds, given.steps, **how)
-    print(
-        f"{given.lanes} lanes x {given.rows} rows: bare {rates['bare']:,.0f} rows/s, elastic"
-        f" {rates['elastic']:,.0f} rows/s: overhead {over:+.1%} (at most 10 %)"
+    rows: list[Row] = []
+    put = functools.partial(say, rows)
+    name = f"{given.lanes} lanes x {given.rows} rows"
+    over, rates = overhead(given.lanes, given.rows, rounds, steps, **how)
+    put(f"{name}: bare pipelines", rates["bare"], "rows/s")
+    put(f"{name}: elastic", rates["elastic"], "rows/s")
+    put(f"{name}: overhead by the clock", over[0], "%", 10)
+    put(f"{name}: overhead in processor time", over[1], "%", 10)
+    share, worst = waiting(
+        given.lanes, given.rows, 20 if given.quick else 200, given.step_seconds, **how
     )
-    share, worst = waiting(given.lanes, given.rows, 100, given.step_seconds, **how)
-    print(
-        f"a step of {1000 * given.step_seconds:.0f} ms waits {share:.2%} of itself for data on"
-        f" average (under 1 %), {1000 * worst:.2f} ms at worst"
-    )
+    put(f"{name}: data wait in a step of {1e3 * given.step_seconds:g} ms", 100 * share, "%", 1)
+    put(f"{name}: longest data wait", 1e3 * worst, "ms")
+    for what, off in batches(given.quick):
+        put(f"64 lanes: worst batch, {what}", off, "rows", 1.5)
+    put("checkpoint: map", bytes_a_lane(pipeline, "schedule"), "B/lane", 1024)
+    put("checkpoint: concat-then-split", bytes_a_lane(packed, "unknown"), "B/lane")
+    early, late = restore_seconds(3 if given.quick else max(7, given.rounds))
+    put("restore and first batch at step 10", 1e3 * early, "ms")
+    put("the same at step 100,000 over that", late / early, "x", 1.5)
+    if given.json:
+        with open(given.json, "w") as file:
+            json.dump([row._asdict() for row in rows], file, indent=2)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import pytest
 
 import zephon_jax as zx
 
-LANES, ROWS, WIDTH, STEPS = 8, 16, 8, 6
+LANES, ROWS, WIDTH, DEVICES = 8, 16, 8, 4
 
 
 def source_of(sizes=(400, 240), **settings):
@@ -69,7 +69,7 @@ def meshes():
     from jax.sharding import PartitionSpec as P
 
     d = np.array(sorted(jax.devices(), key=lambda device: device.id))
-    assert d.size == 4
+    assert d.size == DEVICES
     square = d.reshape(2, 2)
 
     def sharding(devices, names, *spec):
@@ -223,6 +223,77 @@ def run_workers(plan):
         check_placed(one, other)
 
 
+def orbax_parts(sharding, value):
+    """A model's array over all devices, whose value is the step, and how it is asked for."""
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    everywhere = NamedSharding(sharding.mesh, PartitionSpec("data"))
+    data = np.full((DEVICES * 2,), value, np.float32)
+    model = jax.make_array_from_callback(data.shape, everywhere, lambda part: data[part])
+    return model, jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=everywhere)
+
+
+def run_orbax_save(plan):
+    """v0's manager with handler and args, and v1 in the background, while steps go on."""
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint.experimental import v1
+
+    from zephon_jax.orbax import ElasticSave
+
+    folder, sharding = pathlib.Path(plan["folder"]), meshes()["data"]
+    kind = "concat then split"
+    batches = zx.GlobalBatches(iter(elastic(*PIPELINES[kind], sharding)), sharding)
+    with ocp.CheckpointManager(folder / f"v0 by {plan['count']}") as manager:
+        for step in (1, 2, 3):
+            next(batches)
+            manager.save(step, args=ocp.args.Composite(
+                model=ocp.args.StandardSave({"w": orbax_parts(sharding, step)[0]}),
+                data=ElasticSave(batches),
+            ))  # fmt: skip
+        manager.wait_until_finished()
+    response = v1.save_checkpointables_async(
+        folder / f"v1 by {plan['count']}",
+        {"model": {"w": orbax_parts(sharding, 3)[0]}, "data": batches},
+    )
+    for _ in range(2):  # the save has its own snapshot
+        next(batches)
+    response.result()
+    batches.close()
+
+
+def run_orbax_restore(plan):
+    import orbax.checkpoint as ocp
+    from orbax.checkpoint.experimental import v1
+
+    from zephon_jax.orbax import ElasticRestore
+
+    folder, sharding = pathlib.Path(plan["folder"]), meshes()["data"]
+    kind = "concat then split"
+    expected = expected_of(plan, kind)
+    _, like = orbax_parts(sharding, 0)
+
+    def check(batches, model, step):
+        assert all((np.asarray(part.data) == step).all() for part in model.addressable_shards)
+        for t in range(step, len(expected) - 1):
+            check_placed(next(batches), expected[t])
+        batches.close()
+
+    for other in plan["saved_by"]:
+        for step in (2, 3):
+            batches = zx.GlobalBatches(iter(elastic(*PIPELINES[kind], sharding)), sharding)
+            with ocp.CheckpointManager(folder / f"v0 by {other}") as manager:
+                found = manager.restore(step, args=ocp.args.Composite(
+                    model=ocp.args.StandardRestore({"w": like}), data=ElasticRestore(batches)
+                ))  # fmt: skip
+            check(batches, found["model"]["w"], step)
+        batches = zx.GlobalBatches(iter(elastic(*PIPELINES[kind], sharding)), sharding)
+        next(batches)
+        found = v1.load_checkpointables(
+            folder / f"v1 by {other}", {"model": {"w": like}, "data": batches}
+        )
+        check(batches, found["model"]["w"], 3)
+
+
 def run_copies(plan):
     """Two groups of hosts that hold the same rows: copies are not further samples."""
     from jax.experimental import multihost_utils
@@ -267,6 +338,7 @@ def run_absent(plan):
 PARTS = {
     "meshes": run_meshes, "whole": run_whole, "padded": run_padded, "save": run_save,
     "restore": run_restore, "copies": run_copies, "absent": run_absent, "workers": run_workers,
+    "orbax save": run_orbax_save, "orbax restore": run_orbax_restore,
     "save every step": run_save_every_step, "restore every step": run_restore_every_step,
 }  # fmt: skip
 

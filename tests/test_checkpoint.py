@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+import fsspec
 import grain
 import numpy as np
 import pytest
@@ -365,40 +366,140 @@ def test_a_host_that_cannot_write_fails_all_of_them(tmp_path):
     assert all("process 1: " in str(error) for error in errors)
 
 
+# An object store
+
+
+@pytest.fixture(scope="module")
+def server():
+    s3fs = pytest.importorskip("s3fs")
+    from s3_server import S3Server
+
+    with S3Server() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(s3fs.S3FileSystem, "retries", 1)
+        fsspec.filesystem("s3", **running.storage_options).mkdir("runs")
+        yield running
+
+
+def test_checkpoints_in_an_object_store(server):
+    options = server.storage_options
+    fs, url = fsspec.filesystem("s3", **options), "s3://runs/plain"
+    expected = list(hosts(readable(), 4, rows, 1)[0])
+    iterators = [iter(dataset) for dataset in hosts(readable(), 4, rows, 2)]
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        zx.restore_checkpoint(url, iterators[0], storage_options=options)
+    for step in range(1, 6):
+        in_step(iterators, 1)
+        assert save_all(url, iterators, keep=2, storage_options=options) == [None, None]
+        again = iter(hosts(readable(), 4, rows, 1)[0])
+        assert zx.restore_checkpoint(url, again, storage_options=options) == step
+    assert_same(list(again), expected[5:])
+    kept = sorted(fs.find(url))
+    assert [path.split("/")[-2] for path in kept] == ["step_0000000004"] * 3 + [
+        "step_0000000005"
+    ] * 3
+
+    def crash(tag, text, timeout):
+        raise KeyboardInterrupt  # between the lanes and the manifest
+
+    [one] = advanced(hosts(readable(), 4, rows, 1), 7)
+    with pytest.raises(KeyboardInterrupt):
+        zx.save_checkpoint(url, one, gather=crash, storage_options=options)
+    assert len(fs.find(f"{url}/step_0000000007")) == 1
+    assert zx.restore_checkpoint(url, again, storage_options=options) == 5
+    server.faults.down = True
+    with pytest.raises(RuntimeError, match="step 8 was not saved: process 0: "):
+        zx.save_checkpoint(url, one, 8, storage_options=options)
+    server.faults.down = False
+    zx.save_checkpoint(url, one, keep=1, storage_options=options)
+    assert zx.restore_checkpoint(url, again, storage_options=options) == 7
+    assert_same(list(again), expected[7:])
+    assert {path.split("/")[-2] for path in fs.find(url)} == {"step_0000000007"}
+
+
 # SIGKILL
 
 _SAVER = """
-import sys
+import contextlib, json, sys
 sys.path.insert(0, sys.argv[2])
 import zephon_jax as zx
 from test_elastic import hosts, readable, rows
+options = json.loads(sys.argv[3])
 source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
 iterator = iter(hosts(source, 4, rows, 1)[0])
-try:
-    zx.restore_checkpoint(sys.argv[1], iterator)
-except FileNotFoundError:
-    pass
+with contextlib.suppress(FileNotFoundError):
+    zx.restore_checkpoint(sys.argv[1], iterator, storage_options=options)
 print("ready", flush=True)
 while True:
     next(iterator)
-    zx.save_checkpoint(sys.argv[1], iterator, keep=3)
+    zx.save_checkpoint(sys.argv[1], iterator, keep=3, storage_options=options)
     print("saved", iterator.get_state()["step"], flush=True)
 """
 
+_ORBAX_SAVER = """
+import logging, sys
+sys.path.insert(0, sys.argv[2])
+logging.disable(logging.WARNING)
+import numpy as np, orbax.checkpoint as ocp
+from zephon_jax.orbax import ElasticRestore, ElasticSave
+from test_elastic import hosts, readable, rows
+source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
+iterator = iter(hosts(source, 4, rows, 1)[0])
+with ocp.CheckpointManager(sys.argv[1], options=ocp.CheckpointManagerOptions(
+        max_to_keep=3)) as manager:
+    if manager.latest_step():
+        manager.restore(manager.latest_step(), args=ocp.args.Composite(
+            data=ElasticRestore(iterator)))
+    print("ready", flush=True)
+    while True:
+        next(iterator)
+        step = iterator.get_state()["step"]
+        manager.save(step, args=ocp.args.Composite(
+            model=ocp.args.StandardSave({"w": np.full(4, step)}), data=ElasticSave(iterator)))
+        manager.wait_until_finished()
+        print("saved", step, flush=True)
+"""
 
-def kill_while_saving(folder, kills, seed):
-    """Kills a process that saves all the time; returns the last step that it reported, each time.
 
-    After each kill the newest checkpoint must be that step, or the one after: saved whole, but
-    killed before it could say so.
+def restore_ours(folder, iterator, options):
+    try:
+        return zx.restore_checkpoint(folder, iterator, storage_options=options)
+    except FileNotFoundError:
+        return 0
+
+
+def restore_orbax(folder, iterator, options):
+    """The newest step; the model beside it must be of the same one."""
+    import orbax.checkpoint as ocp
+
+    from zephon_jax.orbax import ElasticRestore
+
+    del options
+    with ocp.CheckpointManager(folder) as manager:
+        step = manager.latest_step() or 0
+        if step:
+            found = manager.restore(step, args=ocp.args.Composite(
+                model=ocp.args.StandardRestore({"w": np.zeros(4, int)}),
+                data=ElasticRestore(iterator),
+            ))  # fmt: skip
+            assert found["model"]["w"].tolist() == [step] * 4
+            assert iterator.get_state()["step"] == step
+    return step
+
+
+def kill_while_saving(folder, kills, seed, *, saver=_SAVER, restore=restore_ours, options=None):
+    """Kills a process that saves all the time; returns the step that was restored, each time.
+
+    After each kill the newest checkpoint must be the last step that it reported, or the one after:
+    saved whole, but killed before it could say so.
     """
     source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
     [dataset] = hosts(source, 4, rows, 1)
-    drawn, reported, moments = random.Random(seed), 0, []
+    drawn, restored = random.Random(seed), [0]
+    command = [sys.executable, "-c", saver, str(folder), str(pathlib.Path(__file__).parent)]
     for _ in range(kills):
         child = subprocess.Popen(
-            [sys.executable, "-c", _SAVER, str(folder), str(pathlib.Path(__file__).parent)],
-            stdout=subprocess.PIPE, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            [*command, json.dumps(options or {})], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
         )  # fmt: skip
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
@@ -406,28 +507,42 @@ def kill_while_saving(folder, kills, seed):
         child.send_signal(signal.SIGKILL)
         rest = child.communicate(timeout=60)[0].splitlines()
         said = [int(line.split()[1]) for line in rest if line.startswith("saved ")]
-        reported = said[-1] if said else reported
-        iterator = iter(dataset)
-        if reported or list(folder.glob("*/manifest.json")):
-            step = zx.restore_checkpoint(folder, iterator)
-            assert reported <= step <= reported + 1
-            sought = iter(dataset)
-            sought.seek(step)
-            assert_same([next(iterator)], [next(sought)])
-            sought.close()
+        reported = said[-1] if said else restored[-1]
+        iterator, sought = iter(dataset), iter(dataset)
+        step = restore(folder, iterator, options)
+        assert reported <= step <= reported + 1
+        sought.seek(step)
+        assert_same([next(iterator)], [next(sought)])
         iterator.close()
-        reported = max(reported, iterator.get_state()["step"] - 1)
-        moments.append(reported)
-    return moments
+        sought.close()
+        restored.append(step)
+    return restored
 
 
 def test_killed_while_saving(tmp_path):
-    moments = kill_while_saving(tmp_path, kills=4, seed=0)
-    assert moments[-1] > 0
+    assert kill_while_saving(tmp_path, kills=4, seed=0)[-1] > 0
 
 
 @pytest.mark.slow
 def test_killed_while_saving_at_fifty_moments(tmp_path):
-    moments = kill_while_saving(tmp_path, kills=50, seed=int(np.random.default_rng().integers(99)))
-    assert np.diff(moments).min() >= 0
-    assert moments[-1] > 50
+    seed = int(np.random.default_rng().integers(1 << 30))
+    assert kill_while_saving(tmp_path, kills=50, seed=seed)[-1] > 50
+
+
+def test_killed_while_saving_to_an_object_store(server):
+    kill_while_saving("s3://runs/killed", kills=1, seed=0, options=server.storage_options)
+
+
+@pytest.mark.slow
+def test_killed_while_saving_to_an_object_store_at_twenty_moments(server):
+    options = server.storage_options
+    assert kill_while_saving("s3://runs/killed more", kills=20, seed=1, options=options)[-1] > 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_while_orbax_saves(tmp_path, kills):
+    pytest.importorskip("orbax.checkpoint")
+    kill_while_saving(
+        tmp_path / "run", kills=kills, seed=kills, saver=_ORBAX_SAVER, restore=restore_orbax
+    )

@@ -16,8 +16,6 @@ import pytest
 
 import zephon_jax as zx
 
-DEVICES = 4
-
 
 def free_port():
     with socket.socket() as probe:
@@ -32,7 +30,8 @@ def launch(folder, count, parts, limit=400, **more):
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
     for process in range(count):
         plan = {
-            "process": process, "count": count, "port": port, "devices": DEVICES // count,
+            "process": process, "count": count, "port": port,
+            "devices": elastic_host.DEVICES // count,
             "folder": str(folder), "parts": parts, **more,
         }  # fmt: skip
         path = folder / f"plan-{count}-{process}.json"
@@ -108,6 +107,14 @@ def test_processes_restore_what_others_saved(folder, count):
 def test_processes_restore_every_step_of_others(folder, count):
     saved_by(folder, (1, 2, 4), "save every step")
     launch(folder, count, ["restore every step"], saved_by=[1, 2, 4], workers=[0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_processes_restore_what_others_saved_with_orbax(folder, count):
+    """Both interfaces, next to a model whose arrays lie on all processes."""
+    pytest.importorskip("orbax.checkpoint")
+    saved_by(folder, [2], "orbax save")
+    launch(folder, count, ["orbax restore"], saved_by=[2])
 
 
 @pytest.mark.parametrize("name", ["elastic_training", "resume_with_orbax"])

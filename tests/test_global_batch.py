@@ -76,3 +76,20 @@ def test_hosts_in_step_end_together_and_fail_together():
     assert_same(list(zx.in_step(iter(dataset), agree)), expected[:2])
     with pytest.raises(RuntimeError, match="another host failed"):
         next(zx.in_step(iter(dataset), lambda word: [word, 2]))
+
+
+def test_profiles_show_where_the_time_goes(tmp_path, sharding):
+    """Reads, transforms, waits and transfers have names in a profile of JAX's."""
+    batches = zx.GlobalBatches(iter(hosts(readable(), 4, rows, 1)[0]), sharding)
+    with jax.profiler.trace(str(tmp_path)):
+        for _ in batches:
+            pass
+    [profile] = tmp_path.glob("**/*.xplane.pb")
+    found = {
+        event.name
+        for plane in jax.profiler.ProfileData.from_file(str(profile)).planes
+        for line in plane.lines
+        for event in line.events
+    }
+    parts = {f"zephon_jax.{part}" for part in ("read", "transform", "wait", "to_global")}
+    assert parts <= found

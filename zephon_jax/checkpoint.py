@@ -245,6 +245,7 @@ def save_checkpoint(
     keep: int | None = None,
     timeout: float = 300.0,
     gather: Gather | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> str:
     """Saves where an elastic iterator stands. All hosts call it, with the same arguments.
 
@@ -257,6 +258,7 @@ def save_checkpoint(
       timeout: Seconds to wait for the other hosts.
       gather: Takes (tag, text, timeout) and returns the texts of all hosts, where hosts are not
         those of `jax.distributed`.
+      storage_options: For the file system of the URL, as fsspec takes them.
 
     Returns:
       The checkpoint's folder.
@@ -282,7 +284,7 @@ def save_checkpoint(
     gather = gather or _gather
     state = dict(iterator.get_state() if state is None else state)
     step = int(state["step"]) if step is None else int(step)
-    fs, root = fsspec.core.url_to_fs(str(directory))
+    fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
     folder = f"{root.rstrip('/')}/step_{step:010d}"
     tag = f"save {next(_saves)} of step {step}"
     written, error = _write_lanes(fs, folder, state, iterator.dataset.written_lanes)
@@ -330,13 +332,20 @@ def _complete(
     _write(fs, f"{folder}/manifest.json", _wrap(_MANIFEST, body))
 
 
-def restore_checkpoint(directory: Any, iterator: Any, step: int | None = None) -> int:
+def restore_checkpoint(
+    directory: Any,
+    iterator: Any,
+    step: int | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> int:
     """Goes to where a checkpoint was taken, on any number of hosts. Each host calls it.
 
     Args:
       directory: The folder or URL that was saved to.
       iterator: An elastic iterator, or the `GlobalBatches` on top of one.
       step: Which checkpoint; the newest complete one by default.
+      storage_options: For the file system of the URL, as fsspec takes them.
 
     Returns:
       The checkpoint's step.
@@ -346,7 +355,7 @@ def restore_checkpoint(directory: Any, iterator: Any, step: int | None = None) -
       ValueError: If it is damaged, or does not belong to this run and pipeline, naming lane and
         file. The iterator is then where it was.
     """
-    fs, root = fsspec.core.url_to_fs(str(directory))
+    fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
     folders = _steps(fs, root.rstrip("/"))
     complete = [n for n in sorted(folders) if _manifests(fs, folders[n])]
     if not complete or (step is not None and int(step) not in complete):
