@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from zephon_jax.elastic import ElasticIterDataset, LaneError
     from zephon_jax.global_batch import GlobalBatches, in_step, to_global
     from zephon_jax.grain_datasets import LaneIterDataset, MixtureMapDataset
+    from zephon_jax.lane_transforms import FlushIterDataset, stamp_exhausted
     from zephon_jax.packing import component_tokens, pack
 
 __all__ = [
     "Dataset",
     "ElasticIterDataset",
+    "FlushIterDataset",
     "GlobalBatches",
     "LaneError",
     "LaneIterDataset",
@@ -62,6 +64,7 @@ __all__ = [
     "restore_checkpoint",
     "save_checkpoint",
     "simulate",
+    "stamp_exhausted",
     "swrr",
     "to_global",
     "use_backend",
@@ -72,6 +75,7 @@ __version__ = "0.1.0"
 
 _ON_GRAIN = {  # name: the module that has it
     "ElasticIterDataset": "elastic",
+    "FlushIterDataset": "lane_transforms",
     "GlobalBatches": "global_batch",
     "LaneError": "elastic",
     "LaneIterDataset": "grain_datasets",
@@ -81,6 +85,7 @@ _ON_GRAIN = {  # name: the module that has it
     "pack": "packing",
     "restore_checkpoint": "checkpoint",
     "save_checkpoint": "checkpoint",
+    "stamp_exhausted": "lane_transforms",
     "to_global": "global_batch",
 }
 

@@ -17,6 +17,7 @@ __all__ = [
     "distributed_hosts",
     "flat_mapped",
     "packed",
+    "root_of",
     "set_next_index",
 ]
 
@@ -145,3 +146,10 @@ class _TupleStatesIterator(grain.DatasetIterator):
         slices = state["remainder_slices"]
         tuples = {name: tuple(part) for name, part in slices.items()}
         self._parent.set_state({**state, "remainder_slices": tuples})
+
+
+def root_of(iterator: Any) -> Any:
+    """The iterator at the source of a Grain iterator; itself where it has several parents."""
+    while len(getattr(iterator, "_parents", ())) == 1:
+        iterator = iterator._parents[0]
+    return iterator

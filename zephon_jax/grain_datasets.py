@@ -193,6 +193,7 @@ class _Window(NamedTuple):
     places: np.ndarray  # int64 (n,), slots in the chunk
     component_ids: np.ndarray  # int32 (n,)
     sample_ids: np.ndarray  # int64 (n, 3)
+    chunk: WorkChunk
 
 
 class _LaneIterator(grain.DatasetIterator):
@@ -203,7 +204,13 @@ class _LaneIterator(grain.DatasetIterator):
         self._dataset, self._part = dataset, part
         self._lane = dataset.lane, dataset.num_lanes
         self._ids = dict(dataset.source.component_ids())
+        self.limit: int | None = None  # the block of lanes before which it ends
         self._go_to(dataset.source.init(*self._lane), part.start)
+
+    @property
+    def dataset(self) -> LaneIterDataset:
+        """The lane it goes through."""
+        return self._dataset
 
     def _go_to(self, state: Any, slot: int) -> None:
         """Stands before a slot of the chunk after a state; nothing is read yet."""
@@ -214,6 +221,7 @@ class _LaneIterator(grain.DatasetIterator):
         self._elements: Iterator[tuple[Any, np.int32, np.ndarray]] = iter(())
         self._slots: list[int] = [slot]  # of the window's elements, and the one after them
         self._delivered = 0
+        self.chunk: WorkChunk | None = None  # of the last element that was delivered
 
     def __next__(self) -> dict[str, Any]:
         element = next(self._elements, None)
@@ -230,17 +238,8 @@ class _LaneIterator(grain.DatasetIterator):
 
     def _load(self) -> None:
         """Takes the window that was read ahead and starts on the one after it."""
-        if self._windows is None:
-            self._windows = self._make_windows(self._state, self._slot)
-        if self._ahead is None:
-            self._ahead = _pool.get().submit(self._read, self._windows)
-        try:
-            loaded = self._ahead.result()
-        except BaseException:
-            # Stand where we stood, so that the next call tries the same window again.
-            self._go_to(self._state, self._slot)
-            raise
-        if loaded is None:
+        loaded = self._look_ahead()
+        if loaded is None or (self.limit is not None and self._block(loaded[0]) >= self.limit):
             raise StopIteration
         window, records = loaded
         if self._state is not window.state:
@@ -248,7 +247,40 @@ class _LaneIterator(grain.DatasetIterator):
         self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
         places = window.places.tolist()
         self._slots, self._delivered = [*places, places[-1] + self._part.step], 0
+        self.chunk = window.chunk
+        assert self._windows is not None
         self._ahead = _pool.get().submit(self._read, self._windows)
+
+    def _look_ahead(self) -> tuple[_Window, list[Any]] | None:
+        """The window after the one that is delivered, which stays ahead; None at the end."""
+        if self._windows is None:
+            self._windows = self._make_windows(self._state, self._slot)
+        if self._ahead is None:
+            self._ahead = _pool.get().submit(self._read, self._windows)
+        try:
+            return self._ahead.result()
+        except BaseException:
+            # Stand where we stood, so that the next call tries the same window again.
+            self._go_to(self._state, self._slot)
+            raise
+
+    def _block(self, window: _Window) -> int:
+        """The block of lanes that a window's chunk is in; it grows by one a chunk of this lane."""
+        chunk = window.chunk
+        if chunk.chunk_index is None:
+            raise ValueError(
+                f"{type(self._dataset.source).__name__} does not number its chunks; give them a"
+                " chunk_index."
+            )
+        return (chunk.chunk_index - chunk.slot) // self._lane[1]
+
+    def next_block(self) -> int | None:
+        """The block of the next element's chunk, past any limit; None at the end.
+
+        To be asked where a window has been delivered to its end.
+        """
+        loaded = self._look_ahead()
+        return None if loaded is None else self._block(loaded[0])
 
     def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
         window = next(windows, None)
@@ -270,7 +302,7 @@ class _LaneIterator(grain.DatasetIterator):
                 # delivers and the one that is read ahead.
                 share = max(_LEAST_WINDOW, reader.window_bytes // (2 * len(_reading)))
                 for a, b in reader.windows(by_id, ids, share):
-                    yield _Window(before, places[a:b], stamped[a:b], ids[a:b])
+                    yield _Window(before, places[a:b], stamped[a:b], ids[a:b], chunk)
                 slot = int(places[-1]) + self._part.step
             slot -= len(chunk)
 
