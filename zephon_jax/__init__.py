@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from zephon_jax import lanes, lattice, permutation, quota, swrr, virtual_time
+from zephon_jax.audit import Audit, audit
 from zephon_jax.backend import use_backend
 from zephon_jax.catalog import Dataset
 from zephon_jax.chunk import SampleId, WorkChunk
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from zephon_jax.packing import component_tokens, pack
 
 __all__ = [
+    "Audit",
     "Dataset",
     "ElasticIterDataset",
     "FlushIterDataset",
@@ -48,6 +50,7 @@ __all__ = [
     "TokenEstimation",
     "WorkChunk",
     "WorkSource",
+    "audit",
     "component_tokens",
     "count_shard_tokens",
     "decode_state",

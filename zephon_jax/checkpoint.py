@@ -24,6 +24,7 @@ __all__ = [
     "from_files",
     "lane_files",
     "load_files",
+    "read_checkpoint",
     "restore_checkpoint",
     "save_checkpoint",
     "to_files",
@@ -356,46 +357,5 @@ def restore_checkpoint(
         file. The iterator is then where it was.
     """
     fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
-    folders = _steps(fs, root.rstrip("/"))
-    complete = [n for n in sorted(folders) if _manifests(fs, folders[n])]
-    if not complete or (step is not None and int(step) not in complete):
-        which = "" if step is None else f" of step {step}"
-        raise FileNotFoundError(
-            f"no complete checkpoint{which} in {directory}; complete ones: {complete}."
-        )
-    chosen = complete[-1] if step is None else int(step)
-    files = _read_files(fs, folders[chosen], iterator.dataset.owned_lanes)
-    state = from_files(files, iterator.dataset.owned_lanes)
-    before = iterator.get_state()
-    try:
-        iterator.set_state(state)
-        if state["spec"] and isinstance(error := iterator.peek_error(), PipelineChanged):
-            raise error
-    except ValueError as error:
-        iterator.set_state(before)
-        raise ValueError(f"{folders[chosen]}, files {sorted(files)}: {error}") from error
-    return chosen
-
-
-def _read_files(fs: Any, folder: str, lanes: Iterable[int]) -> dict[str, bytes]:
-    """The files of a checkpoint that hold these lanes."""
-    names = _manifests(fs, folder)
-    if len(names) > 1:
-        raise ValueError(
-            f"{folder} has two manifests, {names}: files of several checkpoints were put together."
-        )
-    path = f"{folder}/{names[0]}"
-    manifest = _unwrap(_MANIFEST, path, fs.cat_file(path))
-    holders = {lane: name for name, held in manifest["files"].items() for lane in held}
-    wanted = sorted({holders[lane] for lane in lanes if lane in holders})
-    files = {}
-    for name in wanted:
-        held = manifest["files"][name]
-        try:
-            files[name] = fs.cat_file(f"{folder}/{name}")
-        except FileNotFoundError:
-            raise ValueError(f"lanes {held} are missing: {folder}/{name} is gone.") from None
-        body = _unwrap(_LANES, f"{folder}/{name} (lanes {held})", files[name])
-        _check_alike(f"{folder}/{name}", body, path, {**manifest, "version": body["version"],
-                                                     "lanes": {}})  # fmt: skip
-    return files
+    chosen, folder = _choose(fs, root, directory, step)
+    files = _read_files(fs, folder, iterator.dataset.owned_lanes)

@@ -33,6 +33,11 @@ class _Wrapper(WorkSource):
         self.source = source
         self.seed = source.seed
 
+    @property
+    def uncut(self) -> WorkSource:
+        """The source of which this is a part."""
+        return self.source
+
     def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
         """The source's own first state."""
         return self.source.init(lane, num_lanes)

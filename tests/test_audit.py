@@ -1,0 +1,232 @@
+"""What has been read, from states alone, against going through it."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from helpers import chunks_of, mixture, state_after
+from test_laws import SOURCES, CountSource
+
+import zephon_jax as zx
+from zephon_jax.recut import RecutSource
+
+
+def read_by(source, steps, *, origin_states=None, slots=None, config=None):
+    """Samples read by lanes that have made so many steps, with multiplicity."""
+    found = Counter()
+    num_lanes = len(steps)
+    for lane, num in enumerate(steps):
+        start = None if origin_states is None else origin_states[lane]
+        chunks = chunks_of(source, lane, num_lanes, state=start, limit=num + 1)
+        for n, chunk in enumerate(chunks):
+            ids = map(tuple, chunk.order(config)[1].tolist())
+            part = list(ids) if n < num else list(ids)[: (slots or [0] * num_lanes)[lane]]
+            found.update(part)
+    return found
+
+
+def assert_audited(source, audit, read):
+    names = {d: dataset.name for d, dataset in source.datasets_by_id.items()}
+    names = names or {0: "odd", 1: "even"}
+    by_name = dict.fromkeys(source.component_ids(), 0)
+    for sample, times in read.items():
+        by_name[names[sample[0]]] += times
+    assert audit.samples == by_name
+    for d, name in names.items():
+        expected = Counter(times for sample, times in read.items() if sample[0] == d)
+        if source.datasets_by_id:
+            total = source.datasets_by_id[d].num_samples
+            expected[0] = total - sum(expected.values())
+        got = {times: count for times, count in audit.seen.get(name, {}).items() if count}
+        assert got == {times: count for times, count in expected.items() if count}
+    for sample in list(read)[:20]:
+        assert audit.times_seen(sample) == read[sample]
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_lanes_in_step(name):
+    source = SOURCES[name]()
+    for num_lanes, steps in ((1, 5), (3, 2), (4, 0), (2, 500)):
+        states = [state_after_most(source, steps, lane, num_lanes) for lane in range(num_lanes)]
+        for form in (states, [zx.encode_state(state) for state in states]):
+            audit = zx.audit(source, form)
+            assert_audited(source, audit, read_by(source, [steps] * num_lanes))
+            assert not audit.gaps
+            assert not audit.doubles
+
+
+def state_after_most(source, steps, lane, num_lanes):
+    state = source.init(lane, num_lanes)
+    for _ in range(steps):
+        chunk, state = source.next_chunk(state)
+        if chunk is None:
+            break
+    return state
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize("steps", [(3, 1, 2), (0, 4, 4), (5, 5, 2)])
+def test_lanes_at_different_steps(name, steps):
+    source = SOURCES[name]()
+    states = [state_after_most(source, num, lane, 3) for lane, num in enumerate(steps)]
+    audit = zx.audit(source, states)
+    assert_audited(source, audit, read_by(source, steps))
+    read = {
+        chunk.chunk_index
+        for lane, num in enumerate(steps)
+        for chunk in chunks_of(source, lane, 3, limit=num)
+    }
+    gaps = {g for g in range(max(read)) if g not in read}
+    assert {chunk for chunk, _ in audit.gaps} == gaps
+    assert any("at different steps" in note for note in audit.notes) == bool(gaps)
+
+
+def test_lanes_inside_a_chunk():
+    source = SOURCES["passes"]()
+    lattice = zx.MixtureReadConfig(mode="lattice")
+    for config in (None, lattice):
+        states = []
+        for lane, (steps, slot) in enumerate(((2, 5), (2, 16), (1, 9))):
+            shell = source.clone_for_lane(lane, 3)
+            for _ in range(steps):
+                shell.next_chunk()
+            states.append({**shell.state_dict(), "slot": slot})
+        audit = zx.audit(source, states, read_config=config)
+        read = read_by(source, (2, 2, 1), slots=(5, 16, 9), config=config)
+        assert_audited(source, audit, read)
+
+
+def test_missing_lanes_are_not_counted():
+    source = SOURCES["passes"]()
+    states = [state_after(source, 4, lane, 4) for lane in (0, 1, 3)]
+    audit = zx.audit(source, states)
+    assert audit.missing == (2,)
+    assert any("no state of lanes [2] of 4" in note for note in audit.notes)
+    read = sum((read_of_lane(source, lane, 4, 4) for lane in (0, 1, 3)), Counter())
+    assert sum(audit.samples.values()) == read.total()
+    with pytest.raises(ValueError, match=r"what lanes \[2\] have read is not known"):
+        audit.times_seen((0, 0, 0))
+
+
+def read_of_lane(source, lane, num_lanes, steps):
+    chunks = chunks_of(source, lane, num_lanes, limit=steps)
+    return Counter(tuple(row) for chunk in chunks for row in chunk.order()[1].tolist())
+
+
+def test_a_run_that_was_cut_anew():
+    source = SOURCES["passes"]()
+    two = [state_after(source, 3, lane, 2) for lane in range(2)]
+    three = zx.relane(two, 3)
+    before = read_by(source, [3, 3])
+    for steps in ((0, 0, 0), (2, 2, 2), (2, 1, 0)):
+        states = []
+        for lane, num in enumerate(steps):
+            state = three[lane]
+            for _ in range(num):
+                _, state = source.next_chunk(state)
+            states.append(state)
+        audit = zx.audit(source, states)
+        assert_audited(source, audit, before + read_by(source, steps, origin_states=three))
+        cut = RecutSource(source, 6, 3)
+        assert zx.audit(cut, states).seen == audit.seen
+    stale = zx.audit(source, [*states, two[0]])
+    assert any("before the run was cut into 3 lanes at chunk 6" in note for note in stale.notes)
+    assert stale.seen == audit.seen
+    partly = zx.audit(source, [states[0], states[2]])
+    assert partly.missing == (1,)
+    expected = before.copy()
+    for lane in (0, 2):
+        chunks = chunks_of(source, state=three[lane], limit=steps[lane])
+        expected.update(tuple(row) for c in chunks for row in c.order()[1].tolist())
+    assert sum(partly.samples.values()) == expected.total()
+
+
+def test_doubles_are_named():
+    source = SOURCES["passes"]()
+    old, new = state_after(source, 2, 1, 2), state_after(source, 4, 1, 2)
+    audit = zx.audit(source, [state_after(source, 4, 0, 2), old, new])
+    assert audit.doubles == ((1, old.chunk_index, new.chunk_index),)
+    assert any("lane 1 is given twice, at chunks" in note for note in audit.notes)
+    two = [state_after(source, 3, lane, 2) for lane in range(2)]
+    past = state_after(source, 5, 0, 2)
+    audit = zx.audit(source, [*zx.relane(two, 3), past])
+    assert audit.doubles == ((0, 6, past.chunk_index),)
+    assert any("has read past chunk 6" in note for note in audit.notes)
+
+
+def test_far_runs_are_answered_at_once():
+    source = mixture([10**7, 10**6], [3, 1], chunk_size=1024, exhausted_policy="repeat")
+    audit = zx.audit(source, [source.seek(10**6, lane, 64) for lane in range(64)])
+    drawn = source.eras.seek(audit.whole_chunks).drawn
+    assert audit.whole_chunks == 10**6
+    assert sum(n * count for n, count in audit.seen["b"].items()) == drawn[1] == 256 * 10**6
+    assert audit.seen["b"] == {256: 10**6}
+    assert "1,000,000 chunks are read by 64 lanes" in str(audit)
+
+
+def test_checkpoints_and_files(tmp_path):
+    numbers = zx.Dataset.from_source("numbers", list(range(128)), shard_size=25)
+    source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=8)
+    dataset = zx.ElasticIterDataset(
+        source, 4, lambda lane: lane.batch(2), process_index=0, process_count=1
+    )
+    iterator = iter(dataset)
+    read = Counter()
+    for step in range(1, 5):
+        read.update(next(iterator)["data"].tolist())
+        if step % 2 == 0:
+            zx.save_checkpoint(tmp_path / "run", iterator)
+    for audit in (
+        zx.audit(source, tmp_path / "run"),
+        zx.audit(source, str(tmp_path / "run"), step=4),
+        zx.audit(source, tmp_path / "run" / "step_0000000004"),
+        zx.audit(source, iterator.get_state()),
+    ):
+        expected = Counter(read.values())
+        expected[0] = 128 - len(read)
+        assert audit.seen["numbers"] == dict(expected)
+        assert all(
+            audit.times_seen((0, number // 25, number % 25)) == read[number]
+            for number in range(0, 100, 7)
+        )
+    assert zx.audit(source, tmp_path / "run", step=2).samples == {"numbers": 16}
+    for name, data in (("one.state", zx.encode_state(source.seek(5))),):
+        (tmp_path / name).write_bytes(data)
+        assert zx.audit(source, tmp_path / name).samples == {"numbers": 40}
+
+
+def test_bad_input_is_named(tmp_path):
+    source = SOURCES["passes"]()
+    other = source.replace(seed=7)
+    (tmp_path / "text.json").write_text("{nothing")
+    (tmp_path / "empty").mkdir()
+    for call, error, text in (
+        (lambda: zx.audit(source, []), ValueError, "got none"),
+        (lambda: zx.audit(source, 5), TypeError, "states must be states"),
+        (lambda: zx.audit(source, [other.init()]), ValueError, "other seed"),
+        (lambda: zx.audit(source, [source.init(0, 2), source.init(1, 3)]), ValueError, "one run"),
+        (lambda: zx.audit(source, tmp_path / "none"), FileNotFoundError, "no file or folder"),
+        (lambda: zx.audit(source, tmp_path / "text.json"), ValueError, "neither an encoded"),
+        (lambda: zx.audit(source, tmp_path / "empty"), FileNotFoundError, "no complete checkpoint"),
+        (lambda: zx.audit(source, b"abc"), ValueError, "not an encoded state"),
+        (lambda: zx.audit(source, {"lanes": {"0": {}}}), ValueError, "place of one lane"),
+        (lambda: zx.audit(CountSource(), [source.init()]), TypeError, "CountState; got Mixture"),
+    ):
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_sources_without_numbers_are_walked():
+    class Plain(CountSource):
+        def next_chunk(self, state):
+            chunk, after = super().next_chunk(state)
+            return chunk and zx.WorkChunk(chunk.components), after
+
+    source = Plain()
+    states = [state_after(source, num, lane, 2) for lane, num in enumerate((4, 3))]
+    audit = zx.audit(source, states)
+    read = read_by(source, (4, 3))
+    assert sum(audit.samples.values()) == read.total()
+    assert np.array_equal([g for g, _ in audit.gaps], [])

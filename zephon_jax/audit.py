@@ -1,0 +1,297 @@
+"""What has been read so far, proven from states alone: counts, gaps and doubles.
+
+An order is a function of the chunk, so a state says which samples its lane has read. What all
+lanes have read in common is a closed form; only the chunks at the front, which some lanes have
+read and others not, are looked into.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax.chunk import WorkChunk
+from zephon_jax.places import check_sample_id
+from zephon_jax.progress import FINISHED, LaneProgress, load_states, progress_of
+from zephon_jax.reading import MixtureReadConfig, check_read_config
+from zephon_jax.run_rows import stretches
+from zephon_jax.seen import seen_by
+from zephon_jax.source import WorkSource, check_source
+from zephon_jax.static_mixture import StaticMixtureWorkSource
+
+__all__ = ["Audit", "audit"]
+
+_MOST_SAMPLES = 1 << 26  # samples of a lane that are looked at one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Audit:
+    """What `zx.audit` found out about a run so far."""
+
+    # The source.
+    source: WorkSource
+    # How far each lane has read, by lane; of the newest dealing, where lanes were cut anew.
+    lanes: tuple[LaneProgress, ...]
+    # Lanes that no state is of: what they have read is not known and not counted.
+    missing: tuple[int, ...]
+    # Every chunk before this one has been read, but for those of missing lanes.
+    whole_chunks: int
+    # Chunks from there on: (chunk, lane, samples read of it, samples in it), by chunk, up to the
+    # last of which anything has been read.
+    front: tuple[tuple[int, int, int, int], ...]
+    # Samples read of each component.
+    samples: dict[str, int]
+    # Samples of each dataset by the number of times that they have been read.
+    seen: dict[str, dict[int, int]]
+    # Stretches of chunks that are read twice if all of these states go on: (lane, first, stop).
+    doubles: tuple[tuple[int, int, int], ...]
+    # What to know about these states, in words.
+    notes: tuple[str, ...]
+    # Ids of the samples read at the front, int64 (n, 3).
+    front_ids: np.ndarray
+
+    @property
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Chunks that are not wholly read though a later one is: (chunk, lane)."""
+        last = max((chunk for chunk, _, read, size in self.front if read == size), default=-1)
+        return tuple((g, n) for g, n, read, size in self.front if read < size and g < last)
+
+    def times_seen(self, sample_id: Any) -> int:
+        """How often a sample has been read so far.
+
+        Raises:
+          TypeError, ValueError: If there is no such sample, or lanes are missing.
+        """
+        found = check_sample_id(sample_id, self.source.datasets_by_id)
+        if self.missing:
+            raise ValueError(
+                f"what lanes {list(self.missing)} have read is not known: their states are missing."
+            )
+        whole = len(self.source.locate(found, up_to_chunk=self.whole_chunks))
+        return whole + int((self.front_ids == found).all(axis=1).sum())
+
+    def summary(self) -> str:
+        """What has been read, in words."""
+        return "\n".join([
+            f"{self.whole_chunks:,} chunks are read by {len(self.lanes)} lanes,"
+            f" {sum(self.samples.values()):,} samples in all",
+            *(
+                f"  {name}: {count:,} samples{_times(self.seen.get(name))}"
+                for name, count in self.samples.items()
+            ),
+            *(f"! {note}" for note in self.notes),
+        ])  # fmt: skip
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+
+def _times(seen: dict[int, int] | None) -> str:
+    if not seen:
+        return ""
+    parts = [f"{count:,} {_often(times)}" for times, count in sorted(seen.items()) if count]
+    return "; of the dataset " + ", ".join(parts)
+
+
+def _often(times: int) -> str:
+    return {0: "never", 1: "once", 2: "twice"}.get(times, f"{times} times")
+
+
+def audit(
+    source: WorkSource,
+    states: Any,
+    *,
+    step: int | None = None,
+    read_config: MixtureReadConfig | None = None,
+) -> Audit:
+    """Proves from states alone which samples have been read how often so far.
+
+    Args:
+      source: The source that the states belong to.
+      states: The lanes' states (records, bytes or plain JSON, in a list), an elastic iterator's
+        state, or the path of a checkpoint or of a file with one of these.
+      step: Which checkpoint of a folder; the newest by default.
+      read_config: How chunks are read, where a lane stands inside one. By default lattice for
+        elastic states and checkpoints, smooth weighted round robin for others.
+
+    Returns:
+      A record that prints itself in words.
+
+    Raises:
+      TypeError, ValueError: If a state does not belong to the source, naming what differs.
+      FileNotFoundError: If there is no such checkpoint.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> toy = zx.Dataset.from_counts("toy", [100])
+      >>> source = zx.StaticMixtureWorkSource([toy], {"toy": 1}, chunk_size=10, stop_after_passes=2)
+      >>> states = [source.seek(12, lane, 2) for lane in range(2)]
+      >>> zx.audit(source, states)
+      12 chunks are read by 2 lanes, 120 samples in all
+        toy: 120 samples; of the dataset 80 once, 20 twice
+    """
+    check_source(source)
+    source = getattr(source, "uncut", source)
+    if isinstance(states, (str, os.PathLike)):
+        states = load_states(states, step)
+    if read_config is None and isinstance(states, dict) and "lanes" in states:
+        read_config = MixtureReadConfig(mode="lattice")
+    lanes, missing, doubles, notes = _newest(progress_of(source, states))
+    return _audited(source, lanes, missing, doubles, notes, check_read_config(read_config))
+
+
+def _newest(
+    found: Sequence[LaneProgress],
+) -> tuple[list[LaneProgress], list[int], list[tuple[int, int, int]], list[str]]:
+    """One state for each lane of the newest dealing, the missing lanes, doubles and words."""
+    if not found:
+        raise ValueError("an audit needs the state of a lane at least; got none.")
+    origin = max(lane.origin for lane in found)
+    newest = [lane for lane in found if lane.origin == origin]
+    kinds = sorted({lane.num_lanes for lane in newest})
+    if len(kinds) > 1:
+        raise ValueError(f"the states are of runs with {kinds} lanes; give those of one run.")
+    notes, doubles = [], []
+    for old in sorted(set(found) - set(newest)):
+        if old.chunk <= origin:
+            notes.append(
+                f"lane {old.lane} of {old.num_lanes}: a state from before the run was cut into"
+                f" {kinds[0]} lanes at chunk {origin:,}; it counts for nothing."
+            )
+        else:
+            doubles.append((old.lane, origin, old.chunk))
+            notes.append(
+                f"lane {old.lane} of {old.num_lanes} has read past chunk {origin:,}, where the run"
+                f" was cut into {kinds[0]} lanes: its chunks from there on are read twice."
+            )
+    best: dict[int, LaneProgress] = {}
+    for one in sorted(newest, key=lambda lane: (lane.lane, lane.chunk, lane.slot)):
+        other = best.get(one.lane)
+        if other is not None and (other.chunk, other.slot) != (one.chunk, one.slot):
+            doubles.append((one.lane, other.chunk, one.chunk))
+            notes.append(
+                f"lane {one.lane} is given twice, at chunks {_chunk(other)} and {_chunk(one)}:"
+                " whoever goes on from the first reads what lies between again."
+            )
+        best[one.lane] = one
+    missing = [lane for lane in range(kinds[0]) if lane not in best]
+    if missing:
+        notes.append(
+            f"there is no state of lanes {missing[:16]}{' and more' if len(missing) > 16 else ''}"
+            f" of {kinds[0]}: what they have read"
+            f"{' since chunk ' + format(origin, ',') if origin else ''} is not counted."
+        )
+    return [best[lane] for lane in sorted(best)], missing, doubles, notes
+
+
+def _chunk(lane: LaneProgress) -> str:
+    if lane.chunk == FINISHED:
+        return "the end"
+    return f"{lane.chunk:,}" + (f" slot {lane.slot:,}" if lane.slot else "")
+
+
+def _audited(
+    source: WorkSource,
+    lanes: list[LaneProgress],
+    missing: list[int],
+    doubles: list[tuple[int, int, int]],
+    notes: list[str],
+    config: MixtureReadConfig,
+) -> Audit:
+    whole, stop = min(lane.chunk for lane in lanes), max(lane.chunk + 1 for lane in lanes)
+    if whole == FINISHED:
+        whole = _num_chunks(source, lanes[0])
+    front = [one for lane in lanes for one in _front_of(source, lane, whole, stop)]
+    front.sort(key=lambda one: one.number)
+    while front and not front[-1].read:
+        front.pop()
+    names = list(source.component_ids())
+    counts = _counts_before(source, lanes[0], whole, missing)
+    ids = [np.zeros((0, 3), dtype=np.int64)]
+    for one in front:
+        component, read = one.chunk.order(config)
+        place = np.asarray([names.index(name) for name in one.chunk.names])
+        counts += np.bincount(place[component[: one.read]], minlength=len(names))
+        ids.append(read[: one.read])
+    late = [one for one in front if one.read < len(one.chunk) and one.number < front[-1].number]
+    if late:
+        notes.append(
+            f"lanes are at different steps: lane {late[0].lane} has not read chunk"
+            f" {late[0].number:,}, and lane {front[-1].lane} is at chunk {front[-1].number:,}."
+        )
+    front_ids = np.concatenate(ids)
+    return Audit(
+        source=source,
+        lanes=tuple(lanes),
+        missing=tuple(missing),
+        whole_chunks=whole,
+        front=tuple((one.number, one.lane, one.read, len(one.chunk)) for one in front),
+        samples=dict(zip(names, counts.tolist(), strict=True)),
+        seen={} if missing else seen_by(source, whole, [one.chunk for one in front], front_ids),
+        doubles=tuple(doubles),
+        notes=tuple(notes),
+        front_ids=front_ids,
+    )
+
+
+class _Front(NamedTuple):
+    """A chunk that some lanes have come to and others not."""
+
+    number: int  # global chunk index
+    lane: int
+    read: int  # samples
+    chunk: WorkChunk
+
+
+def _front_of(source: WorkSource, lane: LaneProgress, first: int, stop: int) -> Iterator[_Front]:
+    """A lane's chunks from one that all lanes have come to, up to the last that any is in."""
+    if isinstance(source, StaticMixtureWorkSource):
+        state = source.seek(max(first, lane.origin), lane.lane, lane.num_lanes, origin=lane.origin)
+    else:
+        state = source.seek(first, lane.lane, lane.num_lanes)
+    dealt = first + (lane.lane - first) % lane.num_lanes
+    samples = 0
+    while True:
+        chunk, state = source.next_chunk(state)
+        index = dealt if chunk is None or chunk.chunk_index is None else chunk.chunk_index
+        if chunk is None or index >= stop:
+            return
+        samples += len(chunk)
+        if samples > _MOST_SAMPLES:
+            raise ValueError(
+                f"lanes are too far apart to look at what lies between: lane {lane.lane} has more"
+                f" than {_MOST_SAMPLES:,} samples from chunk {first:,} to the last that is read."
+            )
+        done = len(chunk) if index < lane.chunk else lane.slot if index == lane.chunk else 0
+        yield _Front(index, lane.lane, done, chunk)
+        dealt += lane.num_lanes
+
+
+def _num_chunks(source: WorkSource, lane: LaneProgress) -> int:
+    """Chunks in a run that has ended."""
+    spans = source.chunk_spans()
+    if spans and spans[-1].num_chunks is not None:
+        return spans[-1].first_chunk + spans[-1].num_chunks
+    return sum(len(part.counts) for part in stretches(source, None, lane.num_lanes))
+
+
+def _counts_before(
+    source: WorkSource, lane: LaneProgress, stop: int, missing: Sequence[int]
+) -> np.ndarray:
+    """Samples of each component in the chunks before one, but for those of missing lanes."""
+    if isinstance(source, StaticMixtureWorkSource) and not missing:
+        return source.eras.seek(stop).drawn.copy()
+    counts = np.zeros(len(source.component_ids()), dtype=np.int64)
+    for part in stretches(source, stop, lane.num_lanes):
+        owner = part.lane
+        if isinstance(source, StaticMixtureWorkSource) and lane.origin:
+            chunk = np.arange(part.first_chunk, part.first_chunk + len(owner))
+            owner = np.full(chunk.shape, -1)
+            cut = chunk >= lane.origin
+            owner[cut] = source.lanes_of_chunks(chunk[cut], lane.num_lanes, origin=lane.origin)
+        counts += part.counts[~np.isin(owner, missing)].sum(axis=0)
+    return counts
