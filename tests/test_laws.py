@@ -322,6 +322,17 @@ def test_relane_reads_every_chunk_exactly_once():
             assert [int(state.lane) for state in pieces] == list(range(after))
 
 
+def test_seek_with_an_origin_equals_stepping_on_from_the_cut():
+    source = SOURCES["passes"]()
+    two = [source.seek(6, lane, 2) for lane in range(2)]
+    for lane, state in enumerate(zx.relane(two, 3)):
+        whole = [plain(c) for c in chunks_of(source, state=state)]
+        for g in (6, 7, 11, 12, 20):
+            expected = [c for c in whole if c[0] >= g]
+            found = chunks_of(source, state=source.seek(g, lane, 3, origin=6))
+            assert [plain(c) for c in found] == expected
+
+
 def test_relane_refuses_what_is_not_one_run():
     source = SOURCES["passes"]()
     states = [source.init(lane, 3) for lane in range(3)]

@@ -359,3 +359,85 @@ def restore_checkpoint(
     fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
     chosen, folder = _choose(fs, root, directory, step)
     files = _read_files(fs, folder, iterator.dataset.owned_lanes)
+    state = from_files(files, iterator.dataset.owned_lanes)
+    before = iterator.get_state()
+    try:
+        iterator.set_state(state)
+        if state["spec"] and isinstance(error := iterator.peek_error(), PipelineChanged):
+            raise error
+    except ValueError as error:
+        iterator.set_state(before)
+        raise ValueError(f"{folder}, files {sorted(files)}: {error}") from error
+    return chosen
+
+
+def _choose(fs: Any, root: str, directory: Any, step: int | None) -> tuple[int, str]:
+    """The step and the folder of a checkpoint: the one asked for or the newest complete one."""
+    folders = _steps(fs, root.rstrip("/"))
+    complete = [n for n in sorted(folders) if _manifests(fs, folders[n])]
+    if not complete or (step is not None and int(step) not in complete):
+        which = "" if step is None else f" of step {step}"
+        raise FileNotFoundError(
+            f"no complete checkpoint{which} in {directory}; complete ones: {complete}."
+        )
+    chosen = complete[-1] if step is None else int(step)
+    return chosen, folders[chosen]
+
+
+def read_checkpoint(
+    directory: Any, step: int | None = None, *, storage_options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Reads a checkpoint without an iterator, to look into it.
+
+    Args:
+      directory: The folder or URL that was saved to, one step's folder in it, or a folder with
+        files of lanes from elsewhere, such as Orbax's.
+      step: Which checkpoint; the newest complete one by default.
+      storage_options: Arguments for the fsspec file system.
+
+    Returns:
+      What the iterators' `get_state` returned, of all lanes that are in the files.
+
+    Raises:
+      FileNotFoundError: If there is no complete checkpoint (of this step).
+      ValueError: If it is damaged, naming lane and file.
+    """
+    fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
+    folder = root.rstrip("/")
+    names = [entry.rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False)]
+    lanes = sorted(n for n in names if n.startswith("lanes-") and n.endswith(".json"))
+    if not _manifests(fs, folder) and not lanes:
+        folder = _choose(fs, root, directory, step)[1]
+    elif step is not None:
+        raise FileNotFoundError(f"{directory} is one checkpoint: it has no steps to choose from.")
+    if _manifests(fs, folder):
+        files = _read_files(fs, folder, None)
+    else:
+        files = {name: fs.cat_file(f"{folder}/{name}") for name in lanes}
+    held = [lane for n, data in files.items() for lane in _unwrap(_LANES, n, data)["lanes"]]
+    return from_files(files, sorted(set(map(int, held))))
+
+
+def _read_files(fs: Any, folder: str, lanes: Iterable[int] | None) -> dict[str, bytes]:
+    """The files of a checkpoint that hold these lanes, or all of them."""
+    names = _manifests(fs, folder)
+    if len(names) > 1:
+        raise ValueError(
+            f"{folder} has two manifests, {names}: files of several checkpoints were put together."
+        )
+    path = f"{folder}/{names[0]}"
+    manifest = _unwrap(_MANIFEST, path, fs.cat_file(path))
+    holders = {lane: name for name, held in manifest["files"].items() for lane in held}
+    lanes = holders if lanes is None else lanes
+    wanted = sorted({holders[lane] for lane in lanes if lane in holders})
+    files = {}
+    for name in wanted:
+        held = manifest["files"][name]
+        try:
+            files[name] = fs.cat_file(f"{folder}/{name}")
+        except FileNotFoundError:
+            raise ValueError(f"lanes {held} are missing: {folder}/{name} is gone.") from None
+        body = _unwrap(_LANES, f"{folder}/{name} (lanes {held})", files[name])
+        _check_alike(f"{folder}/{name}", body, path, {**manifest, "version": body["version"],
+                                                     "lanes": {}})  # fmt: skip
+    return files

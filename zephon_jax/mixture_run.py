@@ -78,10 +78,10 @@ class MixtureRun:
                 f"{self._knobs.chunk_size} or its weight, or use 'repeat' or 'redistribute'."
             )
 
-    def seek(self, chunk_index: int, lane: int, num_lanes: int) -> MixtureState:
+    def seek(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> MixtureState:
         """The state whose next chunk is this lane's first at or after `chunk_index`."""
-        first = self.states.lane_chunk(chunk_index, lane, num_lanes, origin=0)
-        return self.states.state(self.eras.seek(first), lane, num_lanes, origin=0)
+        first = self.states.lane_chunk(chunk_index, lane, num_lanes, origin)
+        return self.states.state(self.eras.seek(first), lane, num_lanes, origin)
 
     def next_chunk(self, state: MixtureState) -> tuple[WorkChunk | None, MixtureState]:
         """The lane's next chunk and the state after it; at the end None and the same state."""

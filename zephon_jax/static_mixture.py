@@ -309,7 +309,7 @@ class StaticMixtureWorkSource(WorkSource):
         most = MAX_SAMPLES // self._knobs.chunk_size - num_lanes
         origin = as_int(origin, "origin", 0, most)
         chunk_index = as_int(chunk_index, "chunk_index", origin, most)
-        return self.run.seek(chunk_index, lane, num_lanes)
+        return self.run.seek(chunk_index, lane, num_lanes, origin)
 
     def check_state(self, state: MixtureState) -> None:
         """Checks that a state belongs to this source.
