@@ -162,6 +162,8 @@ def test_queue_with_costs_draw_by_draw(block):
     allocation = VirtualTime(exact_weights([3, 2, 1]), 1, running, np.zeros(3, np.int64))
     for n in [*range(151), *range(150, -1, -7)]:
         assert allocation.draws_after(n).tolist() == rows[n].tolist()
+    assert allocation.order(0, 150).tolist() == order
+    assert allocation.order(37, 50).tolist() == order[37:87]
 
 
 def test_costs_go_on_where_an_era_begins():
@@ -223,3 +225,63 @@ def test_a_state_with_other_counts_is_refused():
     other = mixture([50, 60], chunk_size=10, exhausted_policy="redistribute")
     with pytest.raises(ValueError, match="other allocation"):
         other.next_chunk(state)
+
+
+def corpus(seed):
+    """A drawn corpus: weights, and cursors and shard costs of its datasets."""
+    rng = np.random.default_rng(seed)
+    k = int(rng.integers(1, 7))
+    kind = oracles.KINDS[seed % len(oracles.KINDS)]
+    weights = oracles.units(oracles.fractions(oracles.draw_weights(kind, k, seed, zeros=True)))[0]
+    cursors, costs = [], []
+    for _ in range(k):
+        counts = rng.integers(0, 9, int(rng.integers(1, 6)))
+        counts[0] += 1
+        block = [None, 3, 7, "auto", "global"][int(rng.integers(5))]
+        cursors.append(cursor_of(counts, block, bool(rng.integers(2)), bool(rng.integers(2))))
+        lengths = np.exp(rng.normal(3, 1.5, counts.size))
+        costs.append([max(int(n), int(n * one)) for n, one in zip(counts, lengths, strict=True)])
+    return weights, cursors, costs
+
+
+def check_corpus(seed, num_draws):
+    weights, cursors, costs = corpus(seed)
+    passes = [num_draws // cursor.total + 2 for cursor in cursors]
+    listed = [listed_costs(*pair) for pair in zip(cursors, costs, passes, strict=True)]
+    order = oracles.fair_queue(weights, num_draws, cost=lambda d, j: listed[d][j])
+    running = [RunningCost(c, np.asarray(w, np.int64)) for c, w in zip(cursors, costs, strict=True)]
+    allocation = VirtualTime(
+        exact_weights(weights), 1, running, np.zeros(len(weights), dtype=np.int64)
+    )
+    rows = counts_by_draw(order, len(weights))
+    for n in np.random.default_rng(seed).integers(0, num_draws + 1, 12).tolist():
+        assert allocation.draws_after(n).tolist() == rows[n].tolist(), seed
+    assert allocation.order(0, num_draws).tolist() == order, seed
+    check_bound(weights, listed, order)
+
+
+def check_bound(weights, listed, order):
+    """Each component's cost within its largest draw and its share of all largest ones."""
+    k, total = len(weights), sum(weights)
+    most = [max(costs) if weight else 0 for costs, weight in zip(listed, weights, strict=True)]
+    spent, had = [0] * k, [0] * k
+    for d in order:
+        spent[d] += listed[d][had[d]]
+        had[d] += 1
+        whole = sum(spent)
+        for c, weight in enumerate(weights):
+            if weight:
+                off = abs(spent[c] * total - weight * whole)
+                assert off <= most[c] * total + weight * sum(most)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_drawn_corpora(seed):
+    check_corpus(seed, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(100, 4100, 500))
+def test_thousands_of_drawn_corpora(start):
+    for seed in range(start, start + 500):
+        check_corpus(seed, 150)

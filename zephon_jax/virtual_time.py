@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
@@ -174,22 +174,33 @@ class VirtualTime:
         if len(self._components) == 1 or not num_draws:
             return [num_draws] * len(self._components)
         given = self._near(num_draws)
-        missing = num_draws - sum(given)
-        if not missing:
-            return given
-        components = self._components
+        for d in self._next(given, num_draws - sum(given)):
+            given[d] += 1
+        return given
+
+    def _next(self, given: list[int], num_draws: int) -> Iterator[int]:
+        """Who is drawn next, so many times, after so many draws of each."""
+        if not num_draws:
+            return
+        components, given = self._components, list(given)
         queue = [
             (c.due(c.cost.draw(c.start + n)), d)
             for d, (c, n) in enumerate(zip(components, given, strict=True))
         ]
         heapq.heapify(queue)
-        for left in range(missing - 1, -1, -1):
+        for left in range(num_draws - 1, -1, -1):
             _, d = queue[0]
+            yield d
             given[d] += 1
             if left:
                 c = components[d]
                 heapq.heapreplace(queue, (c.due(c.cost.draw(c.start + given[d])), d))
-        return given
+
+    def order(self, start: int, num_draws: int) -> np.ndarray:
+        """The component of each of some draws in a row: int64 (num_draws,)."""
+        given = self._given(start)
+        drawn = np.fromiter(self._next(given, num_draws), dtype=np.int64, count=num_draws)
+        return self._active[drawn]
 
     def _near(self, num_draws: int) -> list[int]:
         """Draws due at a moment at which no more than so many are, and only a few less.
