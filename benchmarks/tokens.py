@@ -1,0 +1,319 @@
+"""How well mixtures hold in tokens, and what that costs: this library beside Zephon.
+
+    python benchmarks/tokens.py [--rounds 3] [--quick] [--json FILE]
+
+Corpora are drawn: documents have lognormal lengths (sigma 1.5), the mean length of shards drifts
+by ten times over a dataset, and tokens per byte vary from document to document. What is compared
+is the true share of tokens so far against the weights, as the distance of the two distributions:
+half of the sum of all differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+import zephon_jax as zx
+from zephon_jax.costs import UnitCost
+from zephon_jax.quota import exact_weights
+from zephon_jax.token_estimation import choose_samples
+from zephon_jax.virtual_time import VirtualTime
+
+CHUNK_SIZE = 16_384
+COMPONENTS = 8
+SHARDS, SHARD_SIZE = 200, 2000
+NOISE = 1.05  # two orders of one corpus differ by so much and more
+SAMPLES = 1024  # that ratios are estimated from
+
+
+class Corpus(NamedTuple):
+    """Drawn datasets, with the tokens of each document."""
+
+    weights: dict[str, float]
+    tokens: dict[str, np.ndarray]  # int64 (SHARDS, SHARD_SIZE)
+    num_bytes: dict[str, np.ndarray]  # int64 (SHARDS, SHARD_SIZE)
+
+    @property
+    def datasets(self) -> list[zx.Dataset]:
+        return [
+            zx.Dataset.from_counts(name, [SHARD_SIZE] * SHARDS, num_bytes=sizes.sum(axis=1))
+            for name, sizes in self.num_bytes.items()
+        ]
+
+    def true_ratios(self) -> dict[str, float]:
+        """Tokens per byte of all documents."""
+        pairs = zip(self.tokens.items(), self.num_bytes.values(), strict=True)
+        return {name: round(float(own.sum() / sizes.sum()), 9) for (name, own), sizes in pairs}
+
+    def ratios(self) -> dict[str, float]:
+        """Tokens per byte from as many samples as priming reads, the same ones."""
+        found = {}
+        for dataset in self.datasets:
+            at = tuple(choose_samples(dataset, SAMPLES).T)
+            chosen = self.tokens[dataset.name][at].sum() / self.num_bytes[dataset.name][at].sum()
+            found[dataset.name] = round(float(chosen), 9)
+        return found
+
+    def shard_totals(self) -> dict[str, np.ndarray]:
+        return {name: tokens.sum(axis=1) for name, tokens in self.tokens.items()}
+
+
+def draw_corpus(seed: int) -> Corpus:
+    rng = np.random.default_rng(seed)
+    weights, tokens, num_bytes = {}, {}, {}
+    for d in range(COMPONENTS):
+        name = f"d{d}"
+        drift = 10 ** rng.permutation(np.linspace(0, 1, SHARDS))[:, None]
+        mean = 10 ** rng.uniform(2.0, 2.5)
+        lengths = mean * drift * np.exp(rng.normal(0, 1.5, (SHARDS, SHARD_SIZE)))
+        tokens[name] = np.maximum(1, lengths.astype(np.int64))
+        per_token = rng.uniform(3, 5) * np.exp(rng.normal(0, 0.15, tokens[name].shape))
+        num_bytes[name] = np.maximum(1, (tokens[name] * per_token).astype(np.int64))
+        weights[name] = round(float(rng.uniform(0.2, 1)), 3)
+    return Corpus(weights, tokens, num_bytes)
+
+
+def ours(corpus: Corpus, estimation, block=None) -> zx.StaticMixtureWorkSource:
+    return zx.StaticMixtureWorkSource(
+        corpus.datasets,
+        corpus.weights,
+        chunk_size=CHUNK_SIZE,
+        exhausted_policy="repeat",
+        shuffle_block_size=block,
+        token_estimation=estimation,
+    )
+
+
+def theirs(corpus: Corpus, ratios: dict[str, float], block=None):
+    """Zephon with the same counts, bytes and ratios, one lane; None where it is not installed."""
+    try:
+        from zephon import Dataset
+        from zephon.work import StaticMixtureWorkSource, TokenEstimation
+    except ImportError:
+        return None
+
+    class Sized(Dataset):
+        """Metadata alone, the bytes of shards included."""
+
+        def raw_bytes(self):
+            return corpus.num_bytes[self.name].sum(axis=1)
+
+    ids = np.arange(SHARDS)
+    counts = np.full(SHARDS, SHARD_SIZE)
+    source = StaticMixtureWorkSource(
+        [Sized(name, {}, None, ids, counts) for name in corpus.weights],
+        corpus.weights,
+        chunk_size=CHUNK_SIZE,
+        seed=0,
+        shuffle_block_size=block,
+        exhausted_policy="repeat",
+        token_estimation=TokenEstimation(primer=ratios),
+    )
+    if source.requires_token_priming:
+        source.prime()
+    return source.clone_for_lane(0, 1)
+
+
+def our_chunks(source, limit):
+    state = source.init()
+    for _ in range(limit):
+        chunk, state = source.next_chunk(state)
+        ids = chunk.order()[1]
+        yield ids[:, 0], ids[:, 1], ids[:, 2]
+
+
+def their_chunks(source, limit):
+    """The same from Zephon's chunks, whose samples are tuples by component."""
+    for _ in range(limit):
+        chunk = source.next_chunk()
+        rows = np.asarray(
+            [
+                (int(name[1:]), int(shard), offset)
+                for name, samples in chunk.components.items()
+                for _, shard, offset in samples
+            ]
+        )
+        yield rows[:, 0], rows[:, 1], rows[:, 2]
+
+
+class Errors(NamedTuple):
+    """Distances of true shares of tokens from the weights."""
+
+    so_far: dict[int, float]  # of all tokens after so many chunks
+    chunk: float  # of one chunk's tokens, on average
+
+
+def share_errors(corpus: Corpus, chunks, marks) -> Errors:
+    target = np.asarray(list(corpus.weights.values()))
+    target = target / target.sum()
+    tokens = np.stack(list(corpus.tokens.values()))
+    had, found, single = np.zeros(len(target)), {}, []
+    for n, at in enumerate(chunks, 1):
+        given = np.bincount(at[0], tokens[at], minlength=len(target))
+        had += given
+        single.append(distance(given, target))
+        if n in marks:
+            found[n] = distance(had, target)
+    return Errors(found, statistics.mean(single))
+
+
+def distance(had, target) -> float:
+    return float(np.abs(had / had.sum() - target).sum() / 2)
+
+
+def errors_of(corpus: Corpus, ratios, estimation) -> tuple[Errors, Errors | None]:
+    """Ours and Zephon's with the same ratios."""
+    mine = share_errors(corpus, our_chunks(ours(corpus, estimation(ratios)), 64), {64})
+    peer = theirs(corpus, ratios)
+    other = None if peer is None else share_errors(corpus, their_chunks(peer, 64), {64})
+    return mine, other
+
+
+def seconds_a_chunk(step, chunks: int) -> float:
+    step()
+    start = time.perf_counter()
+    for _ in range(chunks):
+        step()
+    return (time.perf_counter() - start) / chunks
+
+
+def our_speed(source, chunks: int) -> float:
+    place = [source.init()]
+
+    def step():
+        chunk, place[0] = source.next_chunk(place[0])
+        chunk.order()
+
+    return seconds_a_chunk(step, chunks)
+
+
+def their_speed(source, chunks: int) -> float:
+    def step():
+        for _ in source.next_chunk().iter_samples():
+            pass
+
+    return seconds_a_chunk(step, chunks)
+
+
+KINDS = {
+    **{f"equal, {k}": [1.0] * k for k in (2, 8, 32, 128)},
+    **{f"harmonic, {k}": [1 / (d + 1) for d in range(k)] for k in (2, 8, 32, 128)},
+    **{f"geometric, {k}": [0.7**d for d in range(k)] for k in (4, 16)},
+    "one against a hundred": [1.0] * 100 + [100.0],
+    "nine to one": [0.9, 0.1],
+    "rare": [0.7, 0.2999, 0.0001],
+    "primes": [2, 3, 5, 7, 11, 13, 17, 19],
+    **{
+        f"Pareto, {k}, seed {seed}": (np.random.default_rng(seed).pareto(0.7, k) + 1).tolist()
+        for seed, k in ((0, 8), (1, 8), (2, 42), (3, 42))
+    },
+    **{
+        f"drawn, {k}": np.random.default_rng(k).dirichlet(np.full(k, 2.0)).round(6).tolist()
+        for k in (8, 64)
+    },
+}
+
+
+def prefix_errors(weights, windows) -> tuple[float, float]:
+    """Worst and mean error of any component at any prefix in windows of draws, in draws."""
+    exact = exact_weights(weights)
+    shares = np.asarray([float(w / sum(exact)) for w in exact])
+    allocation = VirtualTime(
+        exact, 1, [UnitCost()] * len(exact), np.zeros(len(exact), dtype=np.int64)
+    )
+    worst, sums, number = 0.0, 0.0, 0
+    for start, size in windows:
+        drawn = allocation.order(start, size)
+        hot = np.zeros((size, len(exact)))
+        hot[np.arange(size), drawn] = 1
+        counts = allocation.draws_after(start) + np.cumsum(hot, axis=0)
+        off = np.abs(counts - np.arange(start + 1, start + size + 1)[:, None] * shares).max(axis=1)
+        worst, sums, number = max(worst, float(off.max())), sums + float(off.sum()), number + size
+    return worst, sums / number
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", help="write the figures to this file")
+    parser.add_argument("--rounds", type=int, default=3, help="corpora to draw")
+    parser.add_argument("--quick", action="store_true", help="fewer chunks, to see that it runs")
+    arguments = parser.parse_args(argv)
+    long, timed = (100, 8) if arguments.quick else (2000, 64)
+    rows: list[tuple[str, float | None, str, str, bool | None]] = []
+
+    corpora = [draw_corpus(seed) for seed in range(arguments.rounds)]
+    near = [
+        errors_of(corpus, corpus.ratios(), zx.TokenEstimation.from_ratios) for corpus in corpora
+    ]
+    fair = [errors_of(corpus, corpus.true_ratios(), zx.TokenEstimation.from_ratios)
+            for corpus in corpora]  # fmt: skip
+    worst = max(pair[0].so_far[64] for pair in near)
+    rows.append(
+        ("ratios from 1,024 samples, 64 chunks", worst, "distance", "<= 0.02", worst <= 0.02)
+    )
+    for title, pairs in (("ratios from 1,024 samples", near), ("true ratios", fair)):
+        for what, pick in (("64 chunks", lambda e: e.so_far[64]), ("a chunk", lambda e: e.chunk)):
+            mine = statistics.mean(pick(pair[0]) for pair in pairs)
+            if pairs[0][1] is None:
+                rows.append(
+                    (f"{title}, {what}, mean", mine, "distance", "Zephon: not installed", None)
+                )
+                continue
+            other = statistics.mean(pick(pair[1]) for pair in pairs)
+            rows.append((f"{title}, {what}, mean", mine, "distance",
+                         f"<= {NOISE} x {other:.5f} of Zephon", mine <= NOISE * other))  # fmt: skip
+    far = []
+    for n, corpus in enumerate(corpora):
+        source = ours(corpus, zx.TokenEstimation.from_shard_totals(corpus.shard_totals()))
+        marks = {64} if n else {64, long}
+        far.append(share_errors(corpus, our_chunks(source, max(marks)), marks).so_far)
+    worst = max(found[64] for found in far)
+    rows.append(("true totals of shards, 64 chunks", worst, "distance", "<= 0.003", worst <= 0.003))
+    rows.append((f"true totals of shards, {long} chunks", far[0][long], "distance", "<= 0.0002",
+                 far[0][long] <= 0.0002))  # fmt: skip
+    if near[0][1] is not None:
+        ratios = corpora[0].ratios()
+        ratio = statistics.median(
+            their_speed(theirs(corpora[0], ratios, "auto"), 3 if arguments.quick else 8)
+            / our_speed(ours(corpora[0], zx.TokenEstimation.from_ratios(ratios), "auto"), timed)
+            for _ in range(arguments.rounds)
+        )
+        rows.append(("speed in tokens, 8 components", ratio, "x Zephon", ">= 20", ratio >= 20))
+
+    source = ours(corpora[0], zx.TokenEstimation.from_shard_totals(corpora[0].shard_totals()))
+    times = []
+    for n in range(2 + arguments.rounds):
+        start = time.perf_counter()
+        source.seek(1_000_000 + n)
+        times.append((time.perf_counter() - start) * 1e3)
+    rows.append(("seek to chunk 1,000,000, first", times[0], "ms", "", None))
+    rows.append(("seek there, warm", statistics.median(times[1:]), "ms", "<= 50",
+                 statistics.median(times[1:]) <= 50))  # fmt: skip
+
+    print("| what | value | unit | goal | met |\n|---|---|---|---|---|")
+    for what, value, unit, goal, met in rows:
+        shown = "-" if value is None else f"{value:.5g}"
+        print(f"| {what} | {shown} | {unit} | {goal} | {'' if met is None else met} |")
+
+    windows = [(0, 20_000)]
+    windows += [
+        (int(n), 500) for n in np.geomspace(20_000, 10_000_000, 10 if arguments.quick else 60)
+    ]
+    print("\n| mixture, weights in samples | worst prefix error, draws | mean |\n|---|---|---|")
+    errors = {name: prefix_errors(weights, windows) for name, weights in KINDS.items()}
+    for name, (worst, mean) in errors.items():
+        print(f"| {name} | {worst:.2f} | {mean:.2f} |")
+    if arguments.json:
+        figures = [dict(zip(("what", "value", "unit", "goal", "met"), row, strict=True))
+                   for row in rows]  # fmt: skip
+        with open(arguments.json, "w") as file:
+            json.dump({"rows": figures, "prefix errors": errors}, file, indent=2)
+
+
+if __name__ == "__main__":
+    main()
