@@ -93,14 +93,15 @@ class Dataset:
     def shard_bytes(self) -> np.ndarray | None:
         """Bytes of each shard's file as it is stored, int64 (num_shards,); None where not known.
 
-        A shard of a part has the bytes of the whole shard in proportion to its samples.
+        A shard of a part has the bytes of the whole shard in proportion to its samples. Of a
+        source in memory nobody knows the bytes, and each sample counts as one.
         """
         if self.part is not None and self.whole is not None:
             whole = self.whole.shard_bytes
             return None if whole is None else self.part.share_bytes(whole, self.whole.shard_counts)
         if self.shards:
             return np.asarray([file.size for file in self.shards], dtype=np.int64)
-        return self.declared_bytes
+        return self.shard_counts if self.source is not None else self.declared_bytes
 
     def describe_shard(self, shard_id: int) -> str:
         """Names a shard for an error."""

@@ -381,11 +381,11 @@ def restore(source: WorkSource, data: bytes) -> tuple[WorkSource, Any]:
 
     Example:
       >>> import zephon_jax as zx
-      >>> toy = zx.Dataset.from_counts("toy", [150], num_bytes=[900])
+      >>> toy = zx.Dataset.from_source("toy", ["a", "b c", "d e f"] * 50)
       >>> tokens = zx.TokenEstimation(str.split)
       >>> fresh = zx.StaticMixtureWorkSource([toy], {"toy": 1}, 10, token_estimation=tokens)
-      >>> primed = fresh.replace(token_estimation=tokens.with_ratios({"toy": 1 << 30}))
-      >>> source, state = zx.restore(fresh, zx.encode_state(primed.seek(3)))
+      >>> data = zx.encode_state(fresh.prime().seek(3))
+      >>> source, state = zx.restore(fresh, data)
       >>> source.next_chunk(state)[0].chunk_index
       3
     """

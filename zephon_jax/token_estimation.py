@@ -157,14 +157,16 @@ def _sample(
     tokens = count_records(tokenizer, field, dataset, ids, records)
     shard_id = int(places[0, 0])
     physical, physical_id, indices = dataset.locate(shard_id, places[:, 1])
+    shard = (physical.name, physical_id)
+    if physical.source is not None:
+        count = int(physical.shard_counts[physical_id])
+        return _Sampled(tokens, np.ones(len(tokens), dtype=np.int64), shard, count, count)
     try:
-        with reader.opened(physical, physical_id) as shard:
-            sizes, data = shard.measure_bytes(indices, records, field)
+        with reader.opened(physical, physical_id) as opened:
+            sizes, data = opened.measure_bytes(indices, records, field)
     except Exception as error:
         raise named_error(error, dataset.describe_shard(shard_id)) from error
-    return _Sampled(
-        tokens, sizes, (physical.name, physical_id), data, physical.shards[physical_id].size
-    )
+    return _Sampled(tokens, sizes, shard, data, physical.shards[physical_id].size)
 
 
 def _ratio(dataset: Dataset, found: Sequence[_Sampled]) -> tuple[int, float]:
