@@ -70,15 +70,18 @@ def check_installation(line: str) -> None:
 def run_console(block: Block, folder: pathlib.Path) -> str:
     """Runs lines after a prompt; returns them and what they print. Installations are not run."""
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
+    modules = os.pathsep.join([str(ROOT), *sys.path[1:]])
     shown = []
     for line in block.code.splitlines():
         if line.startswith(("pip install", "$ pip install")):
             check_installation(line)
             shown.append(line)
         elif line.startswith("$ "):
+            # The command of this tree, whatever the environment has installed.
+            command = line[2:].replace("zephon-jax ", "python -m zephon_jax ")
             done = subprocess.run(
-                line[2:], shell=True, cwd=folder, text=True, timeout=120,
-                env={**os.environ, "PATH": path},
+                command, shell=True, cwd=folder, text=True, timeout=120,
+                env={**os.environ, "PATH": path, "PYTHONPATH": modules},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             shown += [line, done.stdout]
@@ -104,6 +107,8 @@ def run_page(page: pathlib.Path, folder: pathlib.Path) -> list[str]:
                 wanted = block.code
             else:
                 assert block.language in ("yaml", "toml", "text"), (page, block)
+                if name := re.match(r"# (\S+\.(?:yaml|toml))\n", block.code):
+                    (folder / name[1]).write_text(block.code)
                 continue
             if wanted is not None:
                 assert same_text(out, wanted), f"{page}:{block.line} printed\n{out}"
