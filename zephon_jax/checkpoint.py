@@ -283,17 +283,25 @@ def save_checkpoint(
       (1, True)
     """
     gather = gather or _gather
-    state = dict(iterator.get_state() if state is None else state)
-    step = int(state["step"]) if step is None else int(step)
+    tag = f"save {next(_saves)}"  # before anything can fail: all hosts count alike
     fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
-    folder = f"{root.rstrip('/')}/step_{step:010d}"
-    tag = f"save {next(_saves)} of step {step}"
-    written, error = _write_lanes(fs, folder, state, iterator.dataset.written_lanes)
-    report = json.dumps({"files": written, "error": error})
-    reports = [json.loads(text) for text in gather(tag, report, timeout)]
+    report, folder, error = {}, "", ""
+    try:
+        state = dict(iterator.get_state() if state is None else state)
+        step = int(state["step"]) if step is None else int(step)
+        folder = f"{root.rstrip('/')}/step_{step:010d}"
+        report = _write_lanes(fs, folder, state, iterator.dataset.written_lanes)
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    text = json.dumps({"files": report, "step": step, "error": error})
+    reports = [json.loads(one) for one in gather(tag, text, timeout)]
     failed = [f"process {p}: {r['error']}" for p, r in enumerate(reports) if r["error"]]
     if failed:
         raise RuntimeError(f"step {step} was not saved: {'; '.join(failed)}")
+    if any(report["step"] != step for report in reports):
+        steps = [report["step"] for report in reports]
+        raise RuntimeError(f"nothing was saved: processes 0, 1, ... are at steps {steps}.")
+    assert state is not None
     done = ""
     if 0 in iterator.dataset.written_lanes:
         try:
@@ -310,17 +318,14 @@ def save_checkpoint(
 
 def _write_lanes(
     fs: Any, folder: str, state: Mapping[str, Any], lanes: Iterable[int]
-) -> tuple[dict[str, list[int]], str]:
-    """This host's file: lanes by name, and what went wrong, for the other hosts to know."""
-    try:
-        written = {}
-        fs.makedirs(folder, exist_ok=True)
-        for name, data in to_files(state, lanes).items():
-            _write(fs, f"{folder}/{name}", data)
-            written[name] = list(lanes)
-        return written, ""
-    except Exception as error:
-        return {}, f"{type(error).__name__}: {error}"
+) -> dict[str, list[int]]:
+    """Writes this host's file; returns the lanes in it by its name."""
+    fs.makedirs(folder, exist_ok=True)
+    written = {}
+    for name, data in to_files(state, lanes).items():
+        _write(fs, f"{folder}/{name}", data)
+        written[name] = list(lanes)
+    return written
 
 
 def _complete(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -52,6 +53,8 @@ class ElasticIterDataset(grain.IterDataset):
         lock alone; shards are read on threads of their own in any case.
       batched: Whether the pipeline yields batches; found out from its last transformations.
       prefetch: Steps that are made ahead.
+      timeout: Seconds to wait for one step, or for a pipeline to come back when the iterator moves
+        elsewhere, before giving up with a `TimeoutError`.
 
     Raises:
       TypeError, ValueError: If an argument is not allowed, or a lane would get no chunk at all.
@@ -85,6 +88,7 @@ class ElasticIterDataset(grain.IterDataset):
         num_threads: int = 1,
         batched: bool | None = None,
         prefetch: int = 2,
+        timeout: float = 600.0,
     ):
         super().__init__()
         self.num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
@@ -96,6 +100,9 @@ class ElasticIterDataset(grain.IterDataset):
         self.num_workers = as_int(num_workers, "num_workers", 0)
         self.num_threads = as_int(num_threads, "num_threads", 1)
         self.steps_ahead = as_int(prefetch, "prefetch", 1)
+        if not 0 < timeout <= threading.TIMEOUT_MAX:
+            raise ValueError(f"timeout must be a positive number of seconds; got {timeout!r}.")
+        self.timeout = float(timeout)
         self.plan = LanePlan(
             source=source, num_lanes=self.num_lanes, pipeline=pipeline,
             read_config=read_config or MixtureReadConfig(mode="lattice"),

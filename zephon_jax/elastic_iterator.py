@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ElasticIterator", "revive"]
 
 _VERSION = 1
+_SECONDS_TO_END = 5.0
 _TUPLE = "__tuple__"
 
 
@@ -75,19 +76,25 @@ class ElasticIterator(grain.DatasetIterator):
 
     def start_prefetch(self) -> None:
         """Starts making steps ahead, where that has not begun."""
+        if self._run is not None and self._run.stopped:
+            self._halt()  # a pipeline did not come back in time before
         if self._run is None:
             if self._dirty:
                 self._engine.go_to(self._place.states)
             self._dirty = True
             self._run = Run(
-                self._engine, self._rules, self._place, self.dataset.steps_ahead, self._like
-            )
+                self._engine, self._rules, self._place, self.dataset.steps_ahead, self._like,
+                self.dataset.timeout,
+            )  # fmt: skip
 
     def peek_error(self) -> Exception | None:
         """Makes the next step and keeps it; returns what goes wrong with it, if anything does."""
         self.start_prefetch()
         assert self._run is not None
-        item = self._run.peek()
+        try:
+            item = self._run.peek()
+        except TimeoutError as error:
+            return error
         return item if isinstance(item, Exception) else None
 
     def at_end(self) -> bool:
@@ -224,12 +231,16 @@ class ElasticIterator(grain.DatasetIterator):
         return self._place.step
 
     def close(self) -> None:
-        """Ends threads and worker processes."""
+        """Ends threads and worker processes; a thread whose pipeline hangs is left behind."""
         if not self._closed and hasattr(self, "_engine"):
-            self._halt()
-            self._engine.close()
-            for lane in self._lanes:
-                lane.close()
+            ended = self._run is None or self._run.stop(_SECONDS_TO_END)
+            if not ended and self._run is not None:
+                self._engine.kill()  # processes can be ended, threads cannot
+                ended = self._run.stop(_SECONDS_TO_END)
+            if ended:
+                self._engine.close()
+                for lane in self._lanes:
+                    lane.close()
         super().close()
 
     def __str__(self) -> str:

@@ -74,6 +74,10 @@ class Engine(Protocol):
         """Takes rows from each lane."""
         ...
 
+    def kill(self) -> None:
+        """Ends processes that do not answer; threads cannot be ended."""
+        ...
+
     def close(self) -> None:
         """Ends threads and processes."""
         ...
@@ -134,6 +138,9 @@ class ThreadEngine:
             if error is not None:
                 raise error
         return join_parts([first, *(future.result() for future in others)])
+
+    def kill(self) -> None:
+        """Nothing: threads cannot be ended."""
 
     def close(self) -> None:
         """Ends the threads."""
@@ -235,9 +242,15 @@ def make_batch(part: Part, rules: Rules, each: int, like: list[Columns], spec: s
 
 
 class Run:
-    """Makes steps from a place on, a few ahead; what it hands out is a step, None, or an error."""
+    """Makes steps from a place on, a few ahead; what it hands out is a step, None, or an error.
 
-    def __init__(self, engine: Engine, rules: Rules, place: Place, ahead: int, like: list[Columns]):
+    Whoever waits for a step waits for `limit` seconds at most. A run that is dropped stops.
+    """
+
+    def __init__(
+        self, engine: Engine, rules: Rules, place: Place, ahead: int, like: list[Columns],
+        limit: float,
+    ):  # fmt: skip
         self._queue: queue.Queue[Step | Exception | None] = queue.Queue(maxsize=ahead)
         self._stop = threading.Event()
         self._thread = threading.Thread(
@@ -245,38 +258,73 @@ class Run:
             name="zephon_jax elastic", daemon=True,
         )  # fmt: skip
         self._peeked: list[Step | Exception | None] = []
-        self._closed = False
+        self._rules, self._limit = rules, limit
+        weakref.finalize(self, self._stop.set)
         _running.add(self)
         self._thread.start()
 
+    def _next(self) -> Step | Exception | None:
+        try:
+            return self._queue.get(timeout=self._limit)
+        except queue.Empty:
+            raise TimeoutError(_slow(self._rules, self._limit)) from None
+
     def peek(self) -> Step | Exception | None:
-        """The next step, without handing it out."""
+        """The next step, without handing it out.
+
+        Raises:
+          TimeoutError: If it is not made in time.
+        """
         if not self._peeked:
-            self._peeked.append(self._queue.get())
+            self._peeked.append(self._next())
         return self._peeked[0]
 
     def take(self) -> Step | Exception | None:
-        """The next step."""
-        return self._peeked.pop() if self._peeked else self._queue.get()
+        """The next step.
 
-    def close(self) -> None:
-        """Stops and waits until no lane is touched any more."""
-        if self._closed:
-            return
-        self._closed = True
+        Raises:
+          TimeoutError: If it is not made in time.
+        """
+        return self._peeked.pop() if self._peeked else self._next()
+
+    @property
+    def stopped(self) -> bool:
+        """True where no further step is made."""
+        return self._stop.is_set()
+
+    def stop(self, seconds: float) -> bool:
+        """Stops and waits; returns whether no lane is touched any more."""
         self._stop.set()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stops and waits until no lane is touched any more.
+
+        Raises:
+          TimeoutError: If a pipeline does not come back.
+        """
+        if not self.stop(self._limit):
+            raise TimeoutError(_slow(self._rules, self._limit))
 
 
+def _slow(rules: Rules, limit: float) -> str:
+    return (
+        f"lanes {rules.owned[0]} to {rules.owned[-1]} have not made a step within {limit:g} s: a"
+        " pipeline hangs, or filters nearly everything, or needs a longer timeout=."
+    )
+
+
+_SECONDS_AT_EXIT = 5.0
 _running: weakref.WeakSet[Run] = weakref.WeakSet()
 
 
 @atexit.register
 def _close_all() -> None:
-    """Ends what still runs while threads can be waited for."""
+    """Ends what still runs while threads can be waited for; one that hangs is left behind."""
     for run in list(_running):
-        run.close()
+        run.stop(_SECONDS_AT_EXIT)
 
 
 def _produce(
@@ -292,6 +340,9 @@ def _produce(
                 item: Step | Exception | None = make_step(engine, rules, place, like)
         except Exception as error:
             item = error
+        except BaseException as error:  # `sys.exit()` in a transform: nobody else would hear of it
+            item = RuntimeError(f"a pipeline raised {type(error).__name__}: {error}")
+            item.__cause__ = error
         if isinstance(item, Step):
             place = item.place
         else:

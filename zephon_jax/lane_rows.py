@@ -83,7 +83,11 @@ def lane_dataset(plan: LanePlan, lane: int) -> tuple[_Lane, Any]:
     """A lane's dataset and the user's pipeline on top of it, seeded from (seed, lane)."""
     dataset = _Lane(plan.source, lane, plan.num_lanes, plan.read_config)
     low, high = digest_words(2, plan.seed, "elastic lane", lane).tolist()
-    pipeline = plan.pipeline(dataset.seed(low | high << 32))
+    try:
+        pipeline = plan.pipeline(dataset.seed(low | high << 32))
+    except Exception as error:
+        error.add_note(f"raised by pipeline(lane_dataset) for lane {lane} of {plan.num_lanes}")
+        raise
     if not isinstance(pipeline, grain.IterDataset):
         raise TypeError(
             "pipeline(lane_dataset) must return a grain.IterDataset; got"

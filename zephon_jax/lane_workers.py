@@ -196,6 +196,11 @@ class ProcessEngine:
             raise failed
         return answers
 
+    def kill(self) -> None:
+        """Ends workers that do not answer; who waits for one of them is told that it died."""
+        for process, _ in self._workers:
+            process.kill()
+
     def close(self) -> None:
         """Ends the workers."""
         workers, self._workers = self._workers, []

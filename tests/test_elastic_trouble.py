@@ -1,0 +1,218 @@
+"""Elastic lanes in trouble: pipelines that hang, die or are dropped. No wait is without a limit."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from test_elastic import assert_same, first_fit, hosts, in_step, readable, rows
+
+import zephon_jax as zx
+
+
+def elastic_threads():
+    return [t for t in threading.enumerate() if t.name == "zephon_jax elastic"]
+
+
+def wait_until(true, seconds=20):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_pipeline_that_hangs_is_given_up_on():
+    go_on = threading.Event()
+
+    def slow(e):
+        if e["data"] == 1042:
+            go_on.wait(60)
+        return {"x": np.int32(e["data"])}
+
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(slow), 1, timeout=0.3)
+    iterator, got = iter(dataset), []
+    with pytest.raises(TimeoutError, match=r"lanes 0 to 3 have not made a step within 0.3 s"):
+        got.extend(iterator)
+    state = iterator.get_state()
+    assert state["step"] == len(got)
+    with pytest.raises(TimeoutError, match="timeout="):
+        iterator.set_state(state)
+    go_on.set()
+    got.extend(iterator)
+    whole = hosts(readable(), 4, lambda lane: lane.map(lambda e: {"x": np.int32(e["data"])}), 1)
+    assert_same(got, list(whole[0]))
+    iterator.close()
+
+
+def test_the_other_hosts_are_told_of_a_host_that_hangs():
+    go_on, said = threading.Event(), []
+
+    def agree(word):
+        said.append(word)
+        return [word, 1]
+
+    pipeline = lambda lane: lane.filter(lambda e: go_on.wait(60))  # noqa: E731
+    [dataset] = hosts(readable(), 4, pipeline, 1, lengths="unknown", timeout=0.2)
+    iterator = iter(dataset)
+    with pytest.raises(TimeoutError):
+        next(zx.in_step(iterator, agree))
+    assert said == [2]
+    start = time.monotonic()
+    iterator.close()  # leaves the thread behind
+    assert time.monotonic() - start < 30
+    go_on.set()
+
+
+def test_workers_that_hang_are_ended():
+    def stuck(e):
+        if e["data"] == 1042:
+            time.sleep(1000)
+        return {"x": np.int32(e["data"])}
+
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(stuck), 1, num_workers=2, timeout=4)
+    iterator = iter(dataset)
+    with pytest.raises(TimeoutError, match="lanes 0 to 3"):
+        list(iterator)
+    processes = [process for process, _ in iterator._engine._workers]
+    start = time.monotonic()
+    iterator.close()
+    assert time.monotonic() - start < 30
+    assert len(processes) == 2
+    with pytest.raises(ValueError, match="closed"):
+        processes[0].is_alive()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_transform_that_exits_does_not_take_the_thread_with_it(workers):
+    def leave(e):
+        if e["data"] == 1042:
+            sys.exit("no more")
+        return {"x": np.int32(e["data"])}
+
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(leave), 1, num_workers=workers,
+                      timeout=60)  # fmt: skip
+    iterator = iter(dataset)
+    with pytest.raises(RuntimeError, match=r"SystemExit: no more|worker process .* died"):
+        list(iterator)
+    assert iterator.get_state()["step"] > 0
+    iterator.close()
+
+
+def test_iterators_that_are_dropped_leave_nothing_behind():
+    before = len(elastic_threads())
+    for _ in range(3):
+        iterator = iter(hosts(readable(), 4, first_fit, 1, lengths="unknown")[0])
+        next(iterator)
+        assert len(elastic_threads()) > before
+    del iterator
+    gc.collect()
+    wait_until(lambda: len(elastic_threads()) <= before)
+
+
+def test_dropped_workers_end():
+    iterator = iter(hosts(readable(), 4, rows, 1, num_workers=1)[0])
+    next(iterator)
+    pid = iterator._engine._workers[0][0].pid
+    del iterator
+    gc.collect()
+    wait_until(lambda: pid not in [child.pid for child in multiprocessing.active_children()])
+
+
+def test_a_program_that_ends_in_the_middle_ends():
+    """Nothing is closed, one iterator is still at work and another hangs."""
+    code = (
+        "import sys, time; sys.path.insert(0, 'tests')\n"
+        "from test_elastic import hosts, readable, rows\n"
+        "if __name__ == '__main__':\n"
+        "    going = iter(hosts(readable(), 4, rows, 1)[0]); next(going)\n"
+        "    slow = lambda lane: lane.map(lambda e: time.sleep(1000))\n"
+        "    hanging = iter(hosts(readable(), 4, slow, 1)[0]); hanging.start_prefetch()\n"
+        "    work = iter(hosts(readable(), 4, rows, 1, num_workers=1)[0]); next(work)\n"
+        "    print('done')\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+    )  # fmt: skip
+    assert ran.stdout == "done\n"
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_worker_that_is_killed_while_it_works():
+    def slow(e):
+        time.sleep(0.01)
+        return {"x": np.int32(e["data"])}
+
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(slow), 1, num_workers=2)
+    iterator = iter(dataset)
+    got = in_step([iterator], 3)
+    os.kill(iterator._engine._workers[1][0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"worker process of lanes 0 to 3 died .*-9"):
+        got.extend(iterator)
+    assert iterator.get_state()["step"] == len(got)
+    got.extend(iterator)  # new ones start where the last batch ended
+    [plain] = hosts(readable(), 4, lambda lane: lane.map(slow), 1)
+    assert_same(got, list(plain))
+    iterator.close()
+
+
+def test_what_a_pipeline_raises_when_it_is_made_names_the_lane():
+    seen = []
+
+    def picky(lane):
+        seen.append(lane)
+        if len(seen) == 3:
+            raise KeyError("no table")
+        return rows(lane)
+
+    with pytest.raises(KeyError) as caught:
+        iter(hosts(readable(), 4, picky, 1)[0])
+    assert caught.value.__notes__ == ["raised by pipeline(lane_dataset) for lane 1 of 4"]
+    with pytest.raises(TypeError, match=r"must return a grain.IterDataset; got list"):
+        hosts(readable(), 4, lambda lane: [1], 1)
+    with pytest.raises(ValueError, match="timeout must be a positive number of seconds; got 0"):
+        hosts(readable(), 4, rows, 1, timeout=0)
+
+
+def test_closing_twice_and_using_what_is_closed():
+    iterator = iter(hosts(readable(), 4, rows, 1)[0])
+    next(iterator)
+    state = iterator.get_state()
+    iterator.close()
+    iterator.close()
+    assert iterator.get_state() == state
+    with pytest.raises(ValueError, match="closed"):
+        next(iterator)
+
+
+def test_hosts_that_fail_before_they_write_fail_all_and_the_next_save_works(tmp_path):
+    """A host whose state cannot be had still comes to the others."""
+    from test_checkpoint import save_all
+
+    iterators = [iter(dataset) for dataset in hosts(readable(), 4, rows, 2)]
+    in_step(iterators, 2)
+
+    class Broken:
+        dataset = iterators[1].dataset
+
+        def get_state(self):
+            raise TypeError("a pipeline's state must be plain JSON")
+
+    errors = save_all(tmp_path, [iterators[0], Broken()])
+    assert ["process 1: TypeError: a pipeline's state" in str(error) for error in errors] == [
+        True,
+        True,
+    ]
+    next(iterators[1])
+    errors = save_all(tmp_path, iterators)
+    assert all("at steps [2, 3]" in str(error) for error in errors)
+    next(iterators[0])
+    assert save_all(tmp_path, iterators) == [None, None]
