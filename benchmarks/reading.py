@@ -1,10 +1,12 @@
-"""Reading speed, memory and waiting, side by side with other readers in one run.
+"""Reading speed, waiting and memory, side by side with other readers in one run.
 
-    python benchmarks/reading.py [--rounds 5] [--only arrayrecord jsonl parquet many remote memory]
+    python benchmarks/reading.py [--rounds 5] [--quick] [--json FILE] [--only arrayrecord jsonl ...]
 
-Each line is a median over the rounds and, where there is one, its ratio to the reference.
-Data is made in a temporary folder (about 1.3 GB) and removed.
+Contenders take turns, so that all meet the same machine; a ratio is the median of the ratios of
+the rounds. Data is made in a temporary folder (about 2.5 GB) and removed.
 """
+
+from __future__ import annotations
 
 import argparse
 import itertools
@@ -20,6 +22,7 @@ import tempfile
 import threading
 import time
 import urllib.request
+from typing import NamedTuple
 
 import grain
 import numpy as np
@@ -27,6 +30,35 @@ import numpy as np
 import zephon_jax as zx
 
 HERE = pathlib.Path(__file__).parent
+SHUFFLED = {"shuffle_shards": True, "shuffle_within_shard": True, "shuffle_block_size": "auto"}
+
+
+class Row(NamedTuple):
+    """One measured line."""
+
+    what: str
+    value: float
+    unit: str
+    goal: str = ""
+    met: bool | None = None
+
+
+class Table:
+    """Prints lines as they are measured, in Markdown."""
+
+    def __init__(self):
+        self.rows = []
+        print("| what | value | unit | goal | met |\n|---|---|---|---|---|", flush=True)
+
+    def add(self, what, value, unit, *, least=None, most=None):
+        goal = f">= {least}" if least is not None else f"<= {most}" if most is not None else ""
+        met = None
+        if goal:
+            met = bool(value >= least) if least is not None else bool(value <= most)
+        self.rows.append(Row(what, float(value), unit, goal, met))
+        number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
+        told = {None: "", True: "yes", False: "NO"}[met]
+        print(f"| {what} | {number} | {unit} | {goal} | {told} |", flush=True)
 
 
 def timed(call):
@@ -37,7 +69,7 @@ def timed(call):
 
 
 def race(contenders, rounds):
-    """Median records a second of each, taking turns so that all meet the same machine.
+    """Records a second of each in each round.
 
     Args:
       contenders: Name -> (makes an iterable, records to take at most).
@@ -47,25 +79,30 @@ def race(contenders, rounds):
     for _ in range(rounds):
         for name, (make, limit) in contenders.items():
             elements = iter(make())
-            if str(name).startswith("Zephon"):
-                next(elements)  # Its start, with the index of the files, costs it nothing.
-            taken = timed(lambda e=elements, n=limit: sum(1 for _ in itertools.islice(e, n)))
-            rates[name].append(taken[1] / taken[0])
-    return {name: statistics.median(found) for name, found in rates.items()}
+            if name.startswith(("lane", "map")):
+                next(elements)  # Its start, with the index of the files, is measured elsewhere.
+            seconds, taken = timed(
+                lambda e=elements, n=limit: sum(1 for _ in itertools.islice(e, n))
+            )
+            rates[name].append(taken / seconds)
+    return rates
 
 
-def show(name, value, unit, reference=None, target=None):
-    ratio = "" if reference is None else f"{value / reference:8.2f} x"
-    want = "" if target is None else f"  (wanted: {target})"
-    print(f"  {name:52s} {value:12,.1f} {unit:10s} {ratio}{want}", flush=True)
+def ratio(rates, one, other):
+    """Median over the rounds of one rate by the best of the others."""
+    others = [other] if isinstance(other, str) else other
+    best = [max(found) for found in zip(*(rates[name] for name in others), strict=True)]
+    return statistics.median(a / b for a, b in zip(rates[one], best, strict=True))
+
+
+def add_rates(table, rates, titles, unit):
+    for name, title in titles.items():
+        table.add(title, statistics.median(rates[name]), unit)
 
 
 def lane(datasets, weights, **knobs):
     source = zx.StaticMixtureWorkSource(datasets=datasets, mixture=weights, seed=1, **knobs)
     return zx.LaneIterDataset(source, 0, 1)
-
-
-SHUFFLED = {"shuffle_shards": True, "shuffle_within_shard": True, "shuffle_block_size": "auto"}
 
 
 def write_array_record(path, records):
@@ -77,14 +114,44 @@ def write_array_record(path, records):
     writer.close()
 
 
-def arrayrecord(folder, rounds):
+def write_jsonl(path, count, size):
+    words = "lorem ipsum dolor sit amet consectetur "
+    text = (words * (size // len(words) + 1))[:size]
+    with open(path, "w") as file:
+        for index in range(count):
+            file.write(json.dumps({"id": index, "text": text}) + "\n")
+
+
+def write_parquet(path, rows, text, group, **options):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.table({"id": range(rows), "text": [text(row) for row in range(rows)]})
+    pq.write_table(table, path, row_group_size=group, **options)
+
+
+def write_megatron(folder, shards, per_shard, tokens):
+    """Sparse shards: token ids are zeros that take no room."""
+    for shard in range(shards):
+        lengths = np.full(per_shard, tokens, "<i4")
+        pointers = np.arange(per_shard, dtype="<i8") * tokens * 2
+        head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, per_shard, 1)
+        (folder / f"{shard}.idx").write_bytes(
+            head + lengths.tobytes() + pointers.tobytes() + bytes(8)
+        )
+        with open(folder / f"{shard}.bin", "wb") as file:
+            file.truncate(per_shard * tokens * 2)
+
+
+def arrayrecord(folder, table, rounds, quick):
     from array_record.python.array_record_module import ArrayRecordReader
 
+    per_shard = 5_000 if quick else 25_000
     rng = np.random.default_rng(0)
     paths = {name: [] for name in "ab"}
     for name, shard in itertools.product("ab", range(4)):
         path = folder / f"{name}-{shard}.array_record"
-        write_array_record(path, (rng.bytes(4096) for _ in range(25_000)))
+        write_array_record(path, (rng.bytes(4096) for _ in range(per_shard)))
         paths[name].append(str(path))
     datasets = [zx.Dataset.from_path(name, paths[name]) for name in "ab"]
 
@@ -112,20 +179,21 @@ def arrayrecord(folder, rounds):
         for start in range(0, len(by_index), 4096):
             yield from by_index.__getitems__(list(range(start, min(start + 4096, len(by_index)))))
 
-    print("ArrayRecord, 2 x 4 x 25,000 records of 4 KB, shards + within + block shuffle")
-    contenders = {"read_all": (read_all, 200_000)}
+    total = 8 * per_shard
+    contenders = {"read_all": (read_all, total)}
     for threads in (0, 4, 16):
-        contenders[threads] = (lambda t=threads: mixed(t), 10_000)
-    contenders["lane"] = (lambda: lane(datasets, weights, **SHUFFLED), 200_000)
-    contenders["map"] = (batches, 200_000)
-    found = race(contenders, rounds)
-    best = max(found[threads] for threads in (0, 4, 16))
-    show("plain read_all", found["read_all"], "records/s")
-    for threads in (0, 4, 16):
-        show(f"Grain shuffle + mix, {threads} threads", found[threads], "records/s", best)
-    for name, title in (("lane", "LaneIterDataset"), ("map", "MixtureMapDataset, 4,096 a batch")):
-        show(f"{title} / best of Grain", found[name], "records/s", best, ">= 4")
-        show(f"{title} / read_all", found[name], "records/s", found["read_all"], ">= 0.7")
+        contenders[f"grain {threads}"] = (lambda t=threads: mixed(t), 10_000)
+    contenders["lane"] = (lambda: lane(datasets, weights, **SHUFFLED), total)
+    contenders["map"] = (batches, total)
+    rates = race(contenders, rounds)
+    theirs = [name for name in rates if name.startswith("grain")]
+    titles = {"read_all": "ArrayRecord: plain read_all"}
+    titles |= {name: f"ArrayRecord: {name} threads, shuffle and mix" for name in theirs}
+    titles |= {"lane": "ArrayRecord: LaneIterDataset", "map": "ArrayRecord: MixtureMapDataset"}
+    add_rates(table, rates, titles, "records/s")
+    for name in ("lane", "map"):
+        table.add(f"{titles[name]} / best of Grain", ratio(rates, name, theirs), "x", least=4)
+        table.add(f"{titles[name]} / read_all", ratio(rates, name, "read_all"), "x", least=0.7)
 
 
 def zephon_records(folder, **knobs):
@@ -144,51 +212,58 @@ def zephon_records(folder, **knobs):
     return Pipeline(source).decode_text()
 
 
-def jsonl(folder, rounds):
-    words = "lorem ipsum dolor sit amet consectetur "
+def jsonl(folder, table, rounds, quick):
+    scale = 4 if quick else 1
     for name, count, size in (("short", 390_000, 215), ("long", 16_000, 6_500)):
         (folder / name).mkdir()
-        text = (words * (size // len(words) + 1))[:size]
         for shard in range(4):
-            with open(folder / name / f"{shard}.jsonl", "w") as file:
-                for index in range(count // 4):
-                    file.write(json.dumps({"id": index, "text": text}) + "\n")
+            write_jsonl(folder / name / f"{shard}.jsonl", count // scale // 4, size)
     datasets = [zx.Dataset.from_path(name, folder / name) for name in ("short", "long")]
     weights = {"short": 0.8, "long": 0.2}
 
-    def bare():
-        for path in sorted(folder.rglob("*.jsonl")):
-            with open(path) as file:
-                for line in file:
-                    yield json.loads(line)
+    def loop(share):
+        """Lines of both datasets in turn, a given share of them long; None for all as they are."""
+        short, long = (
+            itertools.chain.from_iterable(map(open, sorted((folder / name).iterdir())))
+            for name in ("short", "long")
+        )
+        if share is None:
+            yield from map(json.loads, itertools.chain(short, long))
+            return
+        for line in long:
+            yield json.loads(line)
+            yield from map(json.loads, itertools.islice(short, round(1 / share) - 1))
 
-    print("JSON Lines, 192 MB, 390,000 short and 16,000 long documents, weights .8 / .2")
-    theirs = {"shuffle_within_shard": True, "shuffle_block_size": 8 * 97_500}
+    theirs = {"shuffle_within_shard": True, "shuffle_block_size": 8 * 97_500 // scale}
     contenders = {
-        "loop": (bare, 406_000),
-        "Zephon 0.2.0, default shuffle": (lambda: zephon_records(folder), 20_000),
-        "default shuffle": (lambda: lane(datasets, weights), 200_000),
-        "Zephon 0.2.0, within + block shuffle": (lambda: zephon_records(folder, **theirs), 3_000),
-        "within + block shuffle": (lambda: lane(datasets, weights, **SHUFFLED), 200_000),
+        "loop": (lambda: loop(None), 406_000),
+        "loop of the mixture": (lambda: loop(0.2), 80_000),
+        "zephon, default": (lambda: zephon_records(folder), 20_000 // scale),
+        "lane, default": (lambda: lane(datasets, weights), 200_000 // scale),
+        "zephon, within + block": (lambda: zephon_records(folder, **theirs), 3_000 // scale),
+        "lane, within + block": (lambda: lane(datasets, weights, **SHUFFLED), 200_000 // scale),
     }
-    found = race(contenders, rounds)
-    show("bare json.loads loop", found["loop"], "records/s")
-    for title, target in (("default shuffle", ">= 8"), ("within + block shuffle", ">= 50")):
-        reference = found[f"Zephon 0.2.0, {title}"]
-        show(f"Zephon 0.2.0, {title}", reference, "records/s")
-        show(f"LaneIterDataset, {title} / Zephon", found[title], "records/s", reference, target)
-        show(f"LaneIterDataset, {title} / loop", found[title], "records/s", found["loop"], ">= 0.4")
-    print("  (the mixture takes 5 times as many long documents as the loop meets)")
+    rates = race(contenders, rounds)
+    titles = {name: f"JSON Lines: {name}" for name in rates}
+    titles["loop"] = "JSON Lines: bare json.loads over the files"
+    titles["loop of the mixture"] = (
+        "JSON Lines: the same with the mixture's share of long documents"
+    )
+    add_rates(table, rates, titles, "records/s")
+    for kind, least in (("default", 8), ("within + block", 50)):
+        one = f"lane, {kind}"
+        table.add(f"{titles[one]} / Zephon", ratio(rates, one, f"zephon, {kind}"), "x", least=least)
+        table.add(f"{titles[one]} / loop over the files", ratio(rates, one, "loop"), "x", least=0.4)
+        same = ratio(rates, one, "loop of the mixture")
+        table.add(f"{titles[one]} / loop over the same mixture (bytes too)", same, "x", least=0.4)
 
 
-def parquet(folder, rounds):
-    import pyarrow as pa
+def parquet(folder, table, rounds, quick):
     import pyarrow.parquet as pq
 
-    rows = 50_000
+    rows = 10_000 if quick else 50_000
     for shard in range(4):
-        table = pa.table({"id": range(rows), "text": [f"{i} " * 40 for i in range(rows)]})
-        pq.write_table(table, folder / f"{shard}.parquet", row_group_size=10_000)
+        write_parquet(folder / f"{shard}.parquet", rows, lambda row: f"{row} " * 40, 10_000)
     dataset = zx.Dataset.from_path("rows", folder)
 
     def scan():
@@ -196,17 +271,17 @@ def parquet(folder, rounds):
             for batch in pq.ParquetFile(path).iter_batches():
                 yield from batch.to_pylist()
 
-    print("Parquet, 4 x 50,000 rows, default shuffle, rows as dicts")
     contenders = {
         "scan": (scan, 4 * rows),
         "lane": (lambda: lane([dataset], {"rows": 1}), 4 * rows),
     }
-    found = race(contenders, rounds)
-    show("plain pyarrow scan", found["scan"], "rows/s")
-    show("LaneIterDataset", found["lane"], "rows/s", found["scan"], ">= 0.6")
+    rates = race(contenders, rounds)
+    titles = {"scan": "Parquet: plain pyarrow scan", "lane": "Parquet: LaneIterDataset"}
+    add_rates(table, rates, titles, "rows/s")
+    table.add("Parquet: LaneIterDataset / scan", ratio(rates, "lane", "scan"), "x", least=0.6)
 
 
-def many(folder, rounds):
+def many(folder, table, rounds, quick):
     for shard in range(1000):
         write_array_record(folder / f"{shard}.array_record", [bytes(100)] * 20)
 
@@ -220,11 +295,10 @@ def many(folder, rounds):
         names = [os.readlink(link) for link in links if os.path.lexists(link)]
         return sum("array_record" in name for name in names)
 
-    print("1,000 small ArrayRecord files")
     seconds = [timed(first_batch)[0] for _ in range(rounds)]
-    show("time to first batch, first round", seconds[0], "s", target="< 1")
-    show("time to first batch, median", statistics.median(seconds), "s", target="< 1")
-    show("files open", float(open_files()), "files", target="<= 128")
+    table.add("1,000 files: first batch, first round", seconds[0], "s", most=1)
+    table.add("1,000 files: first batch, median", statistics.median(seconds), "s", most=1)
+    table.add("1,000 files: files open", open_files(), "files", most=128)
 
 
 class Watch(threading.Thread):
@@ -246,10 +320,12 @@ class Watch(threading.Thread):
         return self.most
 
 
-def remote(folder, rounds):
+def remote(folder, table, rounds, quick):
     import fsspec
 
-    command = [sys.executable, str(HERE.parent / "tests" / "s3_server.py"), "--latency", "0.05"]
+    # The server stands for another machine, so it gets what the reader leaves of this one.
+    command = ["nice", "-n", "15", sys.executable, str(HERE.parent / "tests" / "s3_server.py")]
+    command += ["--latency", "0.05"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             url = server.stdout.readline().strip()
@@ -259,12 +335,13 @@ def remote(folder, rounds):
                 "client_kwargs": {"endpoint_url": url},
                 "use_listings_cache": False,
             }
-            _remote(folder, rounds, fsspec.filesystem("s3", **options), options, url)
+            fs = fsspec.filesystem("s3", **options)
+            _remote(folder, table, 1 if quick else min(rounds, 3), fs, options, url)
         finally:
             server.kill()
 
 
-def _remote(folder, rounds, fs, options, url):
+def _remote(folder, table, rounds, fs, options, url):
     from zephon_jax.staging import default_stager
 
     shards, per_shard, size = 12, 4096, 4096
@@ -296,84 +373,116 @@ def _remote(folder, rounds, fs, options, url):
         )
         watch = Watch(default_stager().cache.num_bytes)
         elements = iter(lane([dataset], {"far": 1}, chunk_size=2048))
-        start, waited, warm_from = time.perf_counter(), 0.0, 2 * per_shard
+        start, waited = time.perf_counter(), 0.0
         warm = due = start
         for number in range(shards * per_shard):
             asked = time.perf_counter()
             next(elements)
             if pace:
                 now = time.perf_counter()
-                if number < warm_from:
-                    warm = due = now
-                else:
-                    # Less than a millisecond is work on the element, not waiting for data.
-                    waited += now - asked if now - asked > 1e-3 else 0.0
-                    due = max(due, now) + size / pace  # Works on it before it asks for more.
-                    if due - now > 0.01:
-                        time.sleep(due - now)
+                if number < 2 * per_shard:
+                    warm = now
+                elif now - asked > 1e-3:  # Less is work on the element, not waiting for data.
+                    waited += now - asked
+                due = max(due, now) + size / pace  # Works on it before it asks for more.
+                if due - now > 0.01:
+                    time.sleep(due - now)
         end = time.perf_counter()
         share = waited / (end - warm) if pace else 0.0
         return end - start, share, fetched() - before, watch.stop()
 
-    print(f"Remote, {shards} shards of {shard_bytes / 1e6:.1f} MB, 50 ms a request")
-    rounds = min(rounds, 3)
-    whole = statistics.median(timed(download)[0] for _ in range(rounds))
-    runs = [consume(f"a{number}") for number in range(rounds)]
-    rates = [shards * shard_bytes / 1e6 / run[0] for run in runs]
-    reference = shards * shard_bytes / 1e6 / whole
-    show("whole-object download", reference, "MB/s")
-    show("unpaced LaneIterDataset", statistics.median(rates), "MB/s", reference, ">= 0.8")
-    most = max(run[2] for run in runs) / (shards * shard_bytes)
-    show("bytes fetched / bytes of the shards", most, "", target="<= 1.05")
+    total = shards * shard_bytes
+    whole, runs = [], []
+    for number in range(rounds):
+        whole.append(total / 1e6 / timed(download)[0])
+        runs.append(consume(number))
+    rates = [total / 1e6 / run[0] for run in runs]
+    table.add("Remote, 50 ms a request: whole-object download", statistics.median(whole), "MB/s")
+    table.add("Remote: LaneIterDataset, unpaced", statistics.median(rates), "MB/s")
+    share = statistics.median(a / b for a, b in zip(rates, whole, strict=True))
+    table.add("Remote: LaneIterDataset / download", share, "x", least=0.8)
+    table.add("Remote: bytes fetched / bytes", max(run[2] for run in runs) / total, "x", most=1.05)
     over = (max(run[3] for run in runs) - budget) / shard_bytes
-    show("cache over its budget, at most", over, "shards", target="<= 1")
-    _, share, _, _ = consume("paced", 20e6)
-    show("waiting at 20 MB/s once warm", 100 * share, "%", target="<= 1")
+    table.add("Remote: cache over its budget", over, "shards", most=1)
+    paced = statistics.median(consume(f"paced{n}", 20e6)[1] for n in range(rounds))
+    table.add("Remote: waiting at 20 MB/s once warm", 100 * paced, "%", most=1)
 
 
 MEMORY = """
-import resource, sys, itertools
+import re, sys
+import orjson, pyarrow.parquet
+from array_record.python import array_record_module
 import zephon_jax as zx
 from zephon_jax.reader import default_reader
-dataset = zx.Dataset.from_path("tokens", sys.argv[1])
-source = zx.StaticMixtureWorkSource(datasets=[dataset], mixture={"tokens": 1}, seed=1,
-    shuffle_shards=True, shuffle_within_shard=True, shuffle_block_size="auto")
-elements = iter(zx.LaneIterDataset(source, 0, 1))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-count = sum(1 for _ in elements)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(count, (after - before) * 1024, default_reader().window_bytes)
+
+def peak():  # That of getrusage begins with the parent's.
+    return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])
+
+make_lane, make_source, before = zx.LaneIterDataset, zx.StaticMixtureWorkSource, peak()
+dataset = zx.Dataset.from_path("corpus", sys.argv[1])
+knobs = {} if dataset.format == "parquet" else {
+    "shuffle_shards": True, "shuffle_within_shard": True, "shuffle_block_size": "auto"}
+source = make_source([dataset], {"corpus": 1}, exhausted_policy="redistribute", **knobs)
+count = sum(1 for _ in make_lane(source))
+assert count == dataset.num_samples, count
+print(peak() - before, default_reader().window_bytes)
 """
 
 
-def memory(folder, rounds):
-    del rounds
-    shards, per_shard, tokens = 5, 250_000, 2048
-    for shard in range(shards):
-        lengths = np.full(per_shard, tokens, "<i4")
-        pointers = np.arange(per_shard, dtype="<i8") * tokens * 2
-        head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, per_shard, 1)
-        (folder / f"{shard}.idx").write_bytes(
-            head + lengths.tobytes() + pointers.tobytes() + bytes(8)
-        )
-        with open(folder / f"{shard}.bin", "wb") as file:
-            file.truncate(per_shard * tokens * 2)
-    command = [sys.executable, "-c", MEMORY, str(folder)]
-    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    count, grown, window = map(int, output.split())
-    print(f"Memory, {count * tokens * 2 / 1e9:.1f} GB of Megatron shards (sparse), all shuffles")
-    show("growth of the peak while reading all", grown / 1e6, "MB")
-    show("beyond the window setting", (grown - window) / 1e6, "MB", target="<= 150")
+def memory(folder, table, rounds, quick):
+    """Growth of the peak while all of a corpus is read, each format in a process of its own.
+
+    Shards are links to one file (Megatron: sparse files). Shuffled on all levels, but for Parquet,
+    whose row groups would be decoded again and again.
+    """
+    rng = np.random.default_rng(0)
+    links = 2 if quick else 16
+    formats = ("array_record", "jsonl", "parquet", "megatron")
+    for name in formats:
+        corpus = folder / name
+        corpus.mkdir()
+        first = corpus / f"0.{name}"
+        if name == "megatron":
+            write_megatron(corpus, 5, 25_000 if quick else 250_000, 2048)
+        else:
+            if name == "array_record":
+                write_array_record(first, (rng.bytes(8192) for _ in range(40_000)))
+            elif name == "jsonl":
+                write_jsonl(first, 160_000, 2_000)
+            else:
+                # As they are, so that a corpus of a size has that size in memory.
+                options = {"compression": "NONE", "use_dictionary": False}
+                write_parquet(first, 80_000, lambda row: f"{row:07d} " * 500, 4_000, **options)
+            for link in range(1, links):
+                os.link(first, corpus / f"{link}.{name}")
+        total = sum(path.stat().st_size for path in corpus.iterdir()) / 1e9
+        command = [sys.executable, "-c", MEMORY, str(corpus)]
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        grown, window = map(int, output.split())
+        what = f"Memory: {name}, {total:.1f} GB, peak beyond the window of {window / 1e6:.0f} MB"
+        table.add(what, (grown - window) / 1e6, "MB", most=150)
 
 
 SECTIONS = {f.__name__: f for f in (arrayrecord, jsonl, parquet, many, remote, memory)}
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", help="write the figures to this file")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round over little data")
     parser.add_argument("--only", nargs="*", choices=sorted(SECTIONS), default=list(SECTIONS))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    table = Table()
     for section in arguments.only:
         with tempfile.TemporaryDirectory() as temporary:
             os.environ["ZEPHON_JAX_CACHE"] = os.path.join(temporary, ".cache")
-            SECTIONS[section](pathlib.Path(temporary), arguments.rounds)
+            rounds = 1 if arguments.quick else arguments.rounds
+            SECTIONS[section](pathlib.Path(temporary), table, rounds, arguments.quick)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump([row._asdict() for row in table.rows], file, indent=2)
+
+
+if __name__ == "__main__":
+    main()

@@ -118,6 +118,21 @@ def test_parquet_decodes_a_row_group_once(tmp_path, table, monkeypatch):
     reader.close()
 
 
+def test_open_parquet_files_hold_no_buffers(tmp_path):
+    large = pa.table({"text": [f"{n:0100d}" for n in range(40_000)]})
+    for shard in range(10):
+        options = {"compression": "NONE", "use_dictionary": False}
+        pq.write_table(large, tmp_path / f"{shard}.parquet", **options)
+    dataset, reader = Dataset.from_path("rows", tmp_path), Reader()
+    before = pa.total_allocated_bytes()
+    for shard in range(10):
+        assert reader.read({0: dataset}, ids_of(7, shard=shard)) == [{"text": f"{7:0100d}"}]
+    held = pa.total_allocated_bytes() - before
+    assert held <= base.BLOCKS.get().max_bytes + 5_000_000  # Not 4 MB for each file.
+    reader.close()
+    assert pa.total_allocated_bytes() - before <= 5_000_000
+
+
 def test_truncated_parquet(tmp_path, table):
     path = tmp_path / "a.parquet"
     pq.write_table(table, path)

@@ -165,7 +165,7 @@ class BlockCache:
     that was put last stays, however large.
     """
 
-    def __init__(self, max_bytes: int = 1 << 26):
+    def __init__(self, max_bytes: int = 1 << 24):
         self.max_bytes = max_bytes
         self._blocks: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
         self._held = 0

@@ -19,7 +19,7 @@ from zephon_jax.formats.files import File, is_local
 
 __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 
-_SCAN_BYTES = 1 << 24
+_SCAN_BYTES = 1 << 20
 # Two wanted lines less than this far apart are fetched by one read.
 _GAP_BYTES = 1 << 14
 # One read never asks for more than this, which bounds the memory besides the records.

@@ -43,12 +43,12 @@ class _RangeFile(io.RawIOBase):
         return len(data)
 
 
-def _open_file(source: Any) -> Any:
+def _open_file(source: Any, metadata: Any = None) -> Any:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(source, page_checksum_verification=True)
+        return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         if _is_of_system(error):
             raise
@@ -61,15 +61,22 @@ def _is_of_system(error: Exception) -> bool:
 
 
 class ParquetShard:
-    """An open Parquet file."""
+    """What a Parquet file's footer says.
 
-    num_files = 1
+    The file is open only while a row group is decoded: a `ParquetFile` holds on to the buffers of
+    the last one for as long as it lives.
+    """
+
+    num_files = 0
 
     def __init__(self, path: str, columns: tuple[str, ...] | None):
-        self._file = _open_file(path)
-        self._lock = threading.Lock()  # A ParquetFile reads one thing at a time.
+        self._path = path
+        self._lock = threading.Lock()  # Two calls would decode the same row group.
         self._columns = None if columns is None else list(columns)
-        meta = self._file.metadata
+        with open(path, "rb") as source:
+            file = _open_file(source)
+            meta = self._metadata = file.metadata
+            self._check_columns(file.schema_arrow.names)
         groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
         rows = [group.num_rows for group in groups]
         self._bounds = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
@@ -77,10 +84,8 @@ class ParquetShard:
         self._stored = np.array([_stored_bytes(group) for group in groups], dtype=np.int64)
         self._row_bytes = sizes // np.maximum(rows, 1)
         self.num_samples = int(meta.num_rows)
-        self._check_columns()
 
-    def _check_columns(self) -> None:
-        known = self._file.schema_arrow.names
+    def _check_columns(self, known: Sequence[str]) -> None:
         for column in self._columns or ():
             if column not in known:
                 raise ValueError(f"there is no column {column!r}; columns are {known}")
@@ -108,7 +113,10 @@ class ParquetShard:
         import pyarrow as pa
 
         try:
-            return self._file.read_row_group(group, columns=self._columns)
+            with open(self._path, "rb") as source:
+                file = _open_file(source, self._metadata)
+                # Arrow's threads would each hold buffers of their own until their next task.
+                return file.read_row_group(group, columns=self._columns, use_threads=False)
         except (pa.ArrowException, OSError) as error:
             if _is_of_system(error):
                 raise
@@ -143,9 +151,8 @@ class ParquetShard:
         return sizes, found * int(self._stored.sum()) // max(1, stored)
 
     def close(self) -> None:
-        """Closes the file and drops its decoded row groups."""
+        """Drops the decoded row groups."""
         BLOCKS.get().forget(id(self))
-        self._file.close()
 
 
 def _stored_bytes(group: Any) -> int:
