@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
     ["_xp"],
     ["weights", "keys", "token_ratios"],
-    ["quota", "swrr", "lattice", "permutation", "cursor", "lanes", "backend"],
+    ["quota", "swrr", "lattice", "permutation", "cursor", "draws", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],
     ["reading", "chunk", "state", "codec", "places", "source", "eras", "knobs", "relane"],
     ["locate", "run_index", "lane_states"],

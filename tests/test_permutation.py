@@ -529,12 +529,12 @@ def test_many_permutations_at_once_are_the_same():
     rng = np.random.default_rng(0)
     rows = rng.integers(0, len(sizes), 4000)
     place = rng.integers(0, sizes[rows])
-    there = permutation.permute_rows(place, rows, sizes, table)
+    there = permutation.permute_rows(place, rows, permutation.make_grids(sizes, table))
     for row, size in enumerate(sizes.tolist()):
         mine = rows == row
         assert np.array_equal(there[mine], permutation.permute(place[mine], size, table[row]))
     own = rng.integers(0, sizes)
-    single = permutation.permute_rows(own, None, sizes, table)
+    single = permutation.permute_rows(own, np.arange(6), permutation.make_grids(sizes, table))
     wanted = [
         int(permutation.permute(own[r : r + 1], int(sizes[r]), table[r])[0])
         for r in range(len(sizes))

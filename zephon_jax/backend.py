@@ -13,14 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax import quota, swrr
+from zephon_jax import permutation, quota, swrr
 
-__all__ = ["BACKENDS", "advance_carry", "quota_rows", "swrr_orders", "use_backend"]
+__all__ = ["BACKENDS", "advance_carry", "rounds", "swrr_orders", "use_backend"]
 
 BACKENDS = ("numpy", "jax")
 _MAX_RARE = 64  # up to here following the rare components alone is faster than stepping all
-_SCAN = 8192  # chunks of one compiled scan
-_WALKED = 2048  # up to here stepping takes less time than to start a compiler
 _chosen = "numpy"
 
 
@@ -74,18 +72,9 @@ def _advance_kernel() -> Callable[..., Any]:
     return jax.jit(advance)
 
 
-@functools.cache
-def _rows_kernel() -> Callable[..., Any]:
-    import jax
-
-    def rows(shares: quota.Shares, carry: Any) -> Any:
-        def step(carry: Any, _: Any) -> Any:
-            quotas, carry = quota.step(shares, carry)
-            return carry, (quotas, carry)
-
-        return jax.lax.scan(step, carry, length=_SCAN)[1]
-
-    return jax.jit(rows)
+def rounds() -> Callable[..., np.ndarray]:
+    """What takes many elements once through the rounds of their permutations."""
+    return permutation.first_trip
 
 
 def swrr_orders(counts: np.ndarray, size: int) -> np.ndarray:
@@ -104,25 +93,3 @@ def advance_carry(shares: quota.Shares, carry: np.ndarray, start: int, stop: int
     for _ in range(stop - start):
         carry = quota.step(shares, carry)[1]
     return carry
-
-
-def quota_rows(
-    shares: quota.Shares, carry: np.ndarray, num_chunks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Quotas of consecutive chunks and the carry after each: int32 (n, k) both.
-
-    Long stretches are scanned by a compiled kernel whatever the choice: it takes a fiftieth of the
-    time.
-    """
-    if num_chunks <= _WALKED and _chosen != "jax":
-        rows = np.empty((2, num_chunks, carry.size), dtype=np.int32)
-        for n in range(num_chunks):
-            rows[0, n], carry = quota.step(shares, carry)
-            rows[1, n] = carry
-        return rows[0], rows[1]
-    parts = []
-    for begin in range(0, num_chunks, _SCAN):
-        quotas, carries = (np.asarray(part) for part in _run(_rows_kernel(), shares, carry))
-        parts.append((quotas[: num_chunks - begin], carries[: num_chunks - begin]))
-        carry = carries[-1]
-    return np.concatenate([q for q, _ in parts]), np.concatenate([c for _, c in parts])

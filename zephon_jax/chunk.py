@@ -205,7 +205,7 @@ class WorkChunk:
         if config in self._kept:
             return self._kept[config]
         reading = self._reading(config)
-        result = reading.component, self._ids[reading.source]
+        result = reading.component, self._ids.take(reading.source, axis=0)
         if config.precompute:
             for array in result:
                 array.setflags(write=False)

@@ -10,7 +10,6 @@ import numpy as np
 
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.costs import RunningCost, UnitCost
-from zephon_jax.cursor import sample_ids
 from zephon_jax.eras import UNCAPPED, Eras, Position
 from zephon_jax.knobs import Knobs, config_digests, make_rules
 from zephon_jax.lane_states import LaneStates
@@ -117,13 +116,9 @@ class MixtureRun:
         )
 
     def _ids_of(self, position: Position, quotas: np.ndarray) -> np.ndarray:
-        cursors = self.cursors.of_epoch(0)
-        return sample_ids(
-            [
-                (cursors[d], d, range(int(position.drawn[d]), int(position.drawn[d] + quotas[d])))
-                for d in np.flatnonzero(quotas).tolist()
-            ]
-        )
+        drawing = np.flatnonzero(quotas)
+        draws = self.cursors.draws(0)
+        return draws.of_ranges(drawing, position.drawn[drawing], quotas[drawing].astype(np.int64))
 
     def target_at(self, position: Position) -> dict[str, float]:
         """The shares that the chunk at a position stands for, by name."""

@@ -19,6 +19,7 @@ References:
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ import numpy as np
 from zephon_jax._xp import Array, as_int, has_x64, is_jax, namespace
 from zephon_jax.keys import make_key, mix32
 
-__all__ = ["MAX_SIZE", "invert", "make_key", "permute", "permute_rows"]
+__all__ = ["MAX_SIZE", "Grids", "invert", "make_grids", "make_key", "permute", "permute_rows"]
 
 MAX_SIZE = 1 << 62
 _MAX_SIZE_32 = 1 << 31  # up to here rows and columns stay within 16 bits
@@ -38,11 +39,11 @@ _GOLDEN = 0x9E3779B9
 class _Grid(NamedTuple):
     """One permutation, or a row of them: each field broadcasts against the index."""
 
-    size: Array  # number of positions
-    shift: Array  # h, the bits of the column
-    mask: Array  # 2^h - 1
-    rows: Array  # number of rows
-    flip: Array  # 1 where the first two results change places, else 0
+    size: Array  # number of positions, in words as wide as the index
+    shift: Array  # h, the bits of the column, in the same words
+    mask: Array  # uint32, 2^h - 1
+    rows: Array  # uint32, number of rows, 2^31 at most
+    flip: Array  # 1 where the first two results change places, else 0, in the same words
     round_keys: tuple[Array, ...]  # uint32, two for each pair of rounds
 
 
@@ -63,21 +64,20 @@ def _make_grid(xp: Any, size: Array, key: Array, pairs: int) -> _Grid:
     shift = (_bit_length(xp, size - word(1)) >> word(1)).astype(size.dtype)
     mask = (xp.ones_like(size) << shift) - word(1)
     rows = (size + mask) >> shift
-    first, second = key[..., 0], key[..., 1]
-    first, second = xp.atleast_1d(first), xp.atleast_1d(second)
-    round_keys = tuple(
-        mix32(mix32(first + np.uint32((i + 1) * _GOLDEN & 0xFFFFFFFF)) ^ second)
-        for i in range(2 * pairs)
-    )
+    first, second = xp.atleast_1d(key[..., 0]), xp.atleast_1d(key[..., 1])
+    rounds = np.arange(1, 2 * pairs + 1, dtype=np.uint32)[:, None] * np.uint32(_GOLDEN)
+    round_keys = mix32(mix32(first[None] + rounds) ^ second[None])
     # Rounds move whole rows and columns, so at some sizes all orders would be even ones.
     flip = (mix32(mix32(first) ^ second) & np.uint32(1)).astype(size.dtype) & (size > word(1))
-    return _Grid(size, shift, mask, rows, flip, round_keys)
+    narrow = (field.astype(xp.uint32) for field in (mask, rows))
+    return _Grid(size, shift, *narrow, flip, tuple(round_keys))
 
 
-def _scale(hashed: Array, rows: Array) -> Array:
-    """Floor of hashed * rows / 2^32, in words as wide as `rows`."""
-    if rows.dtype.itemsize == 8:
-        return (hashed.astype(rows.dtype) * rows) >> rows.dtype.type(32)
+def _scale(hashed: Array, rows: Array, wide: bool) -> Array:
+    """Floor of hashed * rows / 2^32; rows above 2^16 need 64 bits on the way."""
+    if wide:
+        product = hashed.astype(np.uint64) * rows.astype(np.uint64)
+        return (product >> np.uint64(32)).astype(np.uint32)
     half = np.uint32(16)
     low = ((hashed & np.uint32(0xFFFF)) * rows) >> half
     return ((hashed >> half) * rows + low) >> half
@@ -85,28 +85,29 @@ def _scale(hashed: Array, rows: Array) -> Array:
 
 def _round_trip(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
     """One walk through all rounds, within the cells of the grid."""
-    left, right = index & grid.mask, index >> grid.shift
+    word, wide = index.dtype, index.dtype.itemsize == 8
+    left, right = (index & grid.mask).astype(xp.uint32), (index >> grid.shift).astype(xp.uint32)
     pairs = range(len(grid.round_keys) // 2)
     for i in reversed(pairs) if inverse else pairs:
         row_key, column_key = grid.round_keys[2 * i], grid.round_keys[2 * i + 1]
         if not inverse:
-            left = left ^ (mix32(right.astype(xp.uint32) ^ row_key).astype(left.dtype) & grid.mask)
-        step = _scale(mix32(left.astype(xp.uint32) ^ column_key), grid.rows)
+            left = left ^ (mix32(right ^ row_key) & grid.mask)
+        step = _scale(mix32(left ^ column_key), grid.rows, wide)
         # The smaller of the two is the one that did not wrap around zero.
         if inverse:
             right = xp.minimum(right - step, right - step + grid.rows)
-            left = left ^ (mix32(right.astype(xp.uint32) ^ row_key).astype(left.dtype) & grid.mask)
+            left = left ^ (mix32(right ^ row_key) & grid.mask)
         else:
             right = right + step
             right = xp.minimum(right, right - grid.rows)
-    return (right << grid.shift) | left
+    return (right.astype(word) << grid.shift) | left
 
 
-def _take(grid: _Grid, where: Array) -> _Grid:
+def _take(grid: _Grid, where: np.ndarray) -> _Grid:
     """The grids of some elements: fields of one element serve all."""
 
     def pick(field: Array) -> Array:
-        return field if field.size == 1 else field[where]
+        return field if field.size == 1 else field.take(where)
 
     keys = tuple(pick(key) for key in grid.round_keys)
     fields = (pick(field) for field in grid[:-1])
@@ -221,32 +222,71 @@ def invert(index: Array, size: int, key: Array) -> Array:
     return _apply(index, size, key, inverse=True)
 
 
+class Grids(NamedTuple):
+    """Many permutations ready to be applied, a row each. Made by `make_grids`."""
+
+    small: np.ndarray | None  # bool (T,), rows of few positions; None where all are of one kind
+    place: np.ndarray | None  # int64 (T,), the row's place among those of its kind
+    kinds: tuple[_Grid, ...]  # of all rows, or of the large and of the small ones
+
+
+def make_grids(sizes: np.ndarray, keys: np.ndarray) -> Grids:
+    """Prepares permutations for `permute_rows`, on the host.
+
+    Args:
+      sizes: int64 (T,), at least 1 each.
+      keys: uint32 (T, 2).
+    """
+    small = sizes <= _SMALL
+    if small.any() and not small.all():
+        place = np.where(small, np.cumsum(small), np.cumsum(~small)) - 1
+        kinds = (make_grids(sizes[mine], keys[mine]).kinds[0] for mine in (~small, small))
+        return Grids(small, place, tuple(kinds))
+    word = np.uint64 if sizes.max(initial=1) > _MAX_SIZE_32 else np.uint32
+    same = sizes[:1] if sizes.size and (sizes == sizes[0]).all() else sizes
+    pairs = _PAIRS_SMALL if small.any() else _PAIRS
+    return Grids(None, None, (_make_grid(np, same.astype(word), keys, pairs),))
+
+
+def first_trip(index: np.ndarray, rows: np.ndarray, grid: _Grid) -> np.ndarray:
+    return _round_trip(np, index, _take(grid, rows), inverse=False)
+
+
 def permute_rows(
-    index: np.ndarray, rows: np.ndarray | None, sizes: np.ndarray, keys: np.ndarray
+    index: np.ndarray,
+    rows: np.ndarray,
+    grids: Grids,
+    trip: Callable[[np.ndarray, np.ndarray, Any], np.ndarray] = first_trip,
 ) -> np.ndarray:
     """Permutes elements that belong to many permutations at once, on the host.
 
     Args:
-      index: int64 (n,), each below the size of its permutation.
-      rows: int (n,), the permutation of each element, or None where element i has its own row i.
-      sizes: int64 (T,).
-      keys: uint32 (T, 2).
+      index: Integers (n,), each below the size of its permutation.
+      rows: int64 (n,), the permutation of each element.
+      grids: From `make_grids`.
+      trip: What goes through the rounds once; a compiled kernel can take its place.
 
     Returns:
       int64 (n,): the bits of `permute(index[i], sizes[rows[i]], keys[rows[i]])`.
     """
-    small = sizes <= _SMALL
-    if small.any() and not small.all():
-        out = np.empty_like(index)
-        for chosen in (small, ~small):
-            mine = chosen if rows is None else chosen[rows]
-            place = np.cumsum(chosen) - 1
-            part = None if rows is None else place[rows[mine]]
-            out[mine] = permute_rows(index[mine], part, sizes[chosen], keys[chosen])
+    if grids.small is not None and grids.place is not None:
+        out = np.empty(index.shape, dtype=np.int64)
+        small = grids.small.take(rows)
+        for grid, mine in zip(grids.kinds, (np.flatnonzero(~small), np.flatnonzero(small)),
+                              strict=True):  # fmt: skip
+            part = grids.place.take(rows.take(mine))
+            out[mine] = permute_rows(index[mine], part, Grids(None, None, (grid,)), trip)
         return out
-    word = np.uint64 if sizes.max(initial=1) > _MAX_SIZE_32 else np.uint32
-    same = sizes[:1] if sizes.size and (sizes == sizes[0]).all() else sizes
-    grid = _make_grid(np, same.astype(word), keys, _PAIRS_SMALL if small.any() else _PAIRS)
-    if rows is not None:
-        grid = _take(grid, rows)
-    return _map(np, index.astype(word), grid, inverse=False).astype(np.int64)
+    (grid,) = grids.kinds
+    out = trip(index.astype(grid.size.dtype), rows, grid)
+    size = grid.size if grid.size.size == 1 else grid.size.take(rows)
+    outside = np.flatnonzero(out >= size)
+    while outside.size:
+        part = _take(grid, rows.take(outside))
+        again = _round_trip(np, out.take(outside), part, inverse=False)
+        out[outside] = again
+        outside = outside[again >= part.size]
+    flipped = np.flatnonzero(out < 2)
+    if flipped.size:
+        out[flipped] ^= _take(grid, rows.take(flipped)).flip
+    return out.astype(np.int64)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.cursor import Cursor, make_cursor, sample_ids
+from zephon_jax.cursor import Cursor, make_cursor
+from zephon_jax.draws import Draws
 from zephon_jax.eras import MAX_SAMPLES, Eras
 from zephon_jax.keys import digest_words
 from zephon_jax.knobs import Knobs
@@ -29,13 +31,18 @@ class Cursors:
 
     def __init__(self, knobs: Knobs, counts: list[np.ndarray]):
         self._knobs, self._counts = knobs, counts
-        self._cursors: dict[int, list[Cursor]] = {}
+        self._draws: dict[int, Draws] = {}
 
-    def of_epoch(self, epoch: int) -> list[Cursor]:
+    def of_epoch(self, epoch: int) -> Sequence[Cursor]:
         """The datasets' cursors in an epoch, in component order."""
-        if epoch not in self._cursors:
+        return self.draws(epoch).cursors
+
+    def draws(self, epoch: int) -> Draws:
+        """What finds the samples of draws in an epoch."""
+        known = self._draws.get(epoch)
+        if known is None:
             knobs = self._knobs
-            made = [
+            cursors = [
                 make_cursor(
                     knobs.names[d],
                     counts,
@@ -48,10 +55,10 @@ class Cursors:
                 )
                 for d, counts in enumerate(self._counts)
             ]
-            kept = list(self._cursors.items())[1 - _KEPT_EPOCHS :]
-            self._cursors = {**dict(kept), epoch: made}
-            return made
-        return self._cursors[epoch]
+            known = Draws(cursors)
+            kept = list(self._draws.items())[1 - _KEPT_EPOCHS :]
+            self._draws = {**dict(kept), epoch: known}
+        return known
 
 
 class RunIndex:
@@ -164,13 +171,7 @@ class RunIndex:
             before = np.cumsum(counts[n]) - counts[n]
             inside = reading.source[slots[mine]] - before[component[mine]]
             draw[mine] = position.drawn[component[mine]] + inside
-        out = np.empty((slots.size, 3), dtype=np.int64)
-        order = np.argsort(component, kind="stable")
-        drawn = np.bincount(component, minlength=len(self._knobs.names))
-        parts = np.split(draw[order], np.cumsum(drawn)[:-1])
-        cursors = self._cursors.of_epoch(epoch)
-        out[order] = sample_ids([(cursors[d], d, parts[d]) for d in np.flatnonzero(drawn).tolist()])
-        return out
+        return self._cursors.draws(epoch).of_draws(component, draw)
 
     def _reading(
         self, n: int, counts: np.ndarray, chunk_index: int, epoch: int, config: MixtureReadConfig

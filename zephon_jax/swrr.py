@@ -59,7 +59,7 @@ def _start(xp: Any, counts: Array) -> Array:
 def _order_host(counts: np.ndarray, size: int) -> np.ndarray:
     """Rows of counts (B, k) -> (B, size), all rows of a slot in one step."""
     total = counts.sum(axis=1, dtype=np.int32)
-    deficit = _start(np, counts)
+    deficit = np.ascontiguousarray(_start(np, counts))  # `flat` below must be a view
     chosen = np.empty((size, counts.shape[0]), dtype=np.int32)
     if counts.shape[0] == 1:  # plain scalars index faster than arrays of one
         deficit, row, taken = deficit[0], counts[0], chosen[:, 0]

@@ -17,7 +17,7 @@ import numpy as np
 from zephon_jax.catalog import Dataset
 from zephon_jax.formats.base import named_error
 from zephon_jax.keys import fold, make_key
-from zephon_jax.permutation import permute_rows
+from zephon_jax.permutation import make_grids, permute_rows
 from zephon_jax.reader import Reader, check_readable, default_reader
 from zephon_jax.token_ratios import (
     MAX_COST,
@@ -79,7 +79,7 @@ def choose_samples(dataset: Dataset, num_samples: int) -> np.ndarray:
     keys = fold(make_key(0, _TAG, dataset.name), np.arange(num_samples))
     offsets = np.zeros(num_samples, dtype=np.int64)
     if num_samples:
-        offsets = permute_rows(offsets, None, sizes, keys)
+        offsets = permute_rows(offsets, np.arange(offsets.size), make_grids(sizes, keys))
     places = cuts[:-1] + offsets
     ends = np.cumsum(dataset.shard_counts)
     shards = np.searchsorted(ends, places, side="right")
