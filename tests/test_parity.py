@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from helpers import chunks_of, mixture
 
 import zephon_jax as zx
-from zephon_jax import keys, lanes, lattice, permutation, quota, swrr
+from zephon_jax import backend, keys, lanes, lattice, permutation, quota, reading, swrr
 
 MIXTURES = {
     "two": ([0.7, 0.3], 64),
@@ -367,6 +368,7 @@ print("same")
 BACKENDS = """
 import numpy as np
 import zephon_jax as zx
+from zephon_jax import backend
 
 def draw():
     shards = [6_442_450_944 // 6144] * 6144
@@ -386,6 +388,10 @@ def draw():
 
 plain = draw()
 zx.use_backend("jax")
+first = draw()  # NumPy still draws while the kernels are compiled
+assert all(np.array_equal(one, other) for one, other in zip(plain, first, strict=True))
+backend.finish_compiling()
+assert backend.compiled(), "nothing was compiled"
 compiled = draw()
 for one, other in zip(plain, compiled, strict=True):
     assert one.dtype == other.dtype == np.int64
@@ -415,6 +421,56 @@ def test_all_of_it_with_x64():
 def test_the_compiled_backend_draws_the_same_from_a_huge_corpus():
     """marin PR #1970, Megatron-LM #1056, #1672: 32-bit offsets wrapped on huge corpora."""
     run_alone(BACKENDS)
+
+
+@pytest.fixture
+def compiled_backend():
+    zx.use_backend("jax")
+    yield
+    zx.use_backend("numpy")
+
+
+MIXED = {
+    "blocks and within": {"shuffle_block_size": "auto", "shuffle_within_shard": True},
+    "mixed": {
+        "shuffle_block_size": {"a": None, "b": "global", "c": 50, "d": "auto"},
+        "shuffle_within_shard": {"a": True, "b": False, "c": True, "d": False},
+    },
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_compiled_chunks_are_the_same(name, compiled_backend):
+    """Compiled kernels for both permutations and for round robin, large rows and small ones."""
+    shards = ([5000, 60, 1, 4000], [7000], [33] * 90, [900, 20, 0, 9000])
+    source = mixture(shards, [4, 3, 2, 1.5], chunk_size=6000, stop_after_passes=9, **MIXED[name])
+
+    def read():
+        return [chunk.order() for chunk in chunks_of(source, limit=12)]
+
+    read()
+    backend.finish_compiling()
+    reading._remembered = reading._Remembered()
+    compiled = read()
+    assert {kernel[0] for kernel in backend.compiled()} >= {"rounds", "swrr"}
+    zx.use_backend("numpy")
+    reading._remembered = reading._Remembered()
+    for one, other in zip(compiled, read(), strict=True):
+        same(one[0], other[0])
+        same(one[1], other[1])
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 64, 257])
+def test_packed_round_robin_is_the_same(k):
+    counts = np.random.default_rng(k).multinomial(
+        500, np.random.default_rng(k).dirichlet([0.5] * k), 9
+    )
+    counts[3] = 0
+    counts[3, k // 2] = 500
+    assert swrr.can_pack(k, 500)
+    packed = swrr.order_packed(jnp.asarray(counts.T, jnp.int32), 500)
+    assert np.array_equal(np.asarray(packed).T, swrr.order(counts, 500))
+    assert np.array_equal(swrr.order(counts, 500), swrr.order(counts.copy(order="F"), 500))
 
 
 def test_use_backend_refuses_other_names():

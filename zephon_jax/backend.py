@@ -8,18 +8,35 @@ runs and not before, so that `jax.distributed.initialize` is still possible unti
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from zephon_jax import permutation, quota, swrr
 
-__all__ = ["BACKENDS", "advance_carry", "rounds", "swrr_orders", "use_backend"]
+__all__ = [
+    "BACKENDS",
+    "advance_carry",
+    "compiled",
+    "finish_compiling",
+    "rounds",
+    "swrr_orders",
+    "use_backend",
+]
 
 BACKENDS = ("numpy", "jax")
 _MAX_RARE = 64  # up to here following the rare components alone is faster than stepping all
+_ROWS = 32  # chunks whose round robins are computed side by side
+_WORTH_WAITING = 1024  # chunks that take NumPy longer than a compilation
+_LEAST = 2048  # elements for which calling a kernel pays
+_MOST = 1 << 18  # permutations whose fields are put on the device
+_MAX_GRIDS = 16
 _chosen = "numpy"
+_kernels: dict[tuple[Any, ...], Future[Callable[..., Any]]] = {}
+_columns: dict[int, tuple[Any, Any]] = {}
 
 
 def use_backend(name: str) -> None:
@@ -38,7 +55,19 @@ def use_backend(name: str) -> None:
     global _chosen
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}; got {name!r}.")
+    if name == "jax":
+        import jax  # noqa: F401  # here, not in the compiler's thread, where it could be seen half done
     _chosen = name
+
+
+def _forget() -> None:
+    """In a forked process: JAX's threads are not there, so NumPy does the work."""
+    global _chosen
+    _chosen = "numpy"
+    _kernels.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @functools.cache
@@ -48,6 +77,11 @@ def _cpu() -> Any:
     return jax.local_devices(backend="cpu")[0]
 
 
+@functools.cache
+def _compiler() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="zephon_jax compiler")
+
+
 def _run(kernel: Callable[..., Any], *args: Any) -> Any:
     import jax
 
@@ -55,41 +89,143 @@ def _run(kernel: Callable[..., Any], *args: Any) -> Any:
         return kernel(*args)
 
 
-@functools.lru_cache(maxsize=32)
-def _swrr_kernel(size: int) -> Callable[..., Any]:
+def _compile(function: Callable[..., Any], *args: np.ndarray) -> Callable[..., Any]:
     import jax
 
-    return jax.jit(functools.partial(swrr.order, size=size))
+    kernel = jax.jit(function)
+    jax.block_until_ready(_run(kernel, *args))
+    return kernel
 
 
-@functools.cache
-def _advance_kernel() -> Callable[..., Any]:
-    import jax
+def _kernel(
+    name: tuple[Any, ...], function: Callable[..., Any], example: Callable[[], tuple[Any, ...]],
+    *, wait: bool = False,
+) -> Callable[..., Any] | None:  # fmt: skip
+    """A compiled function, or None while a thread still compiles it: nothing waits for that."""
+    if name not in _kernels:
+        _kernels[name] = _compiler().submit(_compile, function, *example())
+    return _kernels[name].result() if wait or _kernels[name].done() else None
 
-    def advance(shares: quota.Shares, carry: Any, num_chunks: Any) -> Any:
-        return jax.lax.fori_loop(0, num_chunks, lambda _, c: quota.step(shares, c)[1], carry)
 
-    return jax.jit(advance)
+def finish_compiling() -> None:
+    """Waits until the kernels that were asked for are compiled, as a benchmark wants it."""
+    for future in list(_kernels.values()):
+        future.result()
+
+
+def compiled() -> list[tuple[Any, ...]]:
+    """The names of the kernels that are ready: what they are for and the sizes they take."""
+    return [name for name, future in _kernels.items() if future.done()]
+
+
+# Reading orders
+
+
+def swrr_orders(counts: np.ndarray, size: int) -> list[np.ndarray]:
+    """Round robin orders of counts (B, k), each of its row's own length, in any integer type."""
+    num_rows, k = counts.shape
+    lengths = counts.sum(axis=1).tolist()
+    kernel = None
+    if _chosen == "jax" and swrr.can_pack(k, size):
+        order = functools.partial(swrr.order_packed, size=size)
+        kernel = _kernel(("swrr", k, size), order, lambda: (np.zeros((k, _ROWS), dtype=np.int32),))
+    if kernel is None:
+        orders = swrr.order(counts, size)
+        return [row[:length] for row, length in zip(orders, lengths, strict=True)]
+    found = []
+    for first in range(0, num_rows, _ROWS):
+        block = np.zeros((k, _ROWS), dtype=np.int32)
+        block[:, : min(_ROWS, num_rows - first)] = counts[first : first + _ROWS].T
+        columns = np.ascontiguousarray(np.asarray(_run(kernel, block)).T)
+        rows = zip(columns, lengths[first : first + _ROWS], strict=False)
+        found += [row[:length] for row, length in rows]
+    return found
+
+
+# Permutations
 
 
 def rounds() -> Callable[..., np.ndarray]:
     """What takes many elements once through the rounds of their permutations."""
-    return permutation.first_trip
+    return _compiled_trip if _chosen == "jax" else permutation.first_trip
 
 
-def swrr_orders(counts: np.ndarray, size: int) -> np.ndarray:
-    """Round robin orders of counts (B, k): int32 (B, size), -1 past a row's end."""
-    if _chosen == "jax":
-        return np.asarray(_run(_swrr_kernel(size), counts))
-    return swrr.order(counts, size)
+def _trip(index: Any, rows: Any, columns: Any) -> Any:
+    """The rounds on JAX arrays: elements uint32 (n,), their rows int32 (n,), fields (9, T)."""
+    import jax.numpy as jnp
+
+    shift, mask, num_rows, *keys = (
+        column.at[rows].get(mode="promise_in_bounds") for column in columns
+    )
+    grid = permutation.Grid(shift, shift, mask, num_rows, shift, tuple(keys))
+    return permutation.round_trip(jnp, index, grid, inverse=False)
+
+
+def _padded(number: int) -> int:
+    """The next of four sizes an octave, so that few kernels serve all."""
+    step = max(256, 1 << max(0, (number - 1).bit_length() - 2))
+    return -(-number // step) * step
+
+
+def _columns_of(grid: permutation.Grid) -> Any:
+    """A grid's fields on the CPU device, kept for the next chunk: uint32 (9, T)."""
+    name = id(grid.round_keys)
+    known = _columns.get(name)
+    if known is not None and known[0] is grid.round_keys:
+        return known[1]
+    import jax
+
+    num = grid.round_keys[0].size
+    columns = np.zeros((3 + len(grid.round_keys), _padded(num)), dtype=np.uint32)
+    for column, field in zip(columns, (*grid[1:4], *grid.round_keys), strict=True):
+        column[:num] = field
+    placed = jax.device_put(columns, _cpu())
+    while len(_columns) >= _MAX_GRIDS:
+        _columns.pop(next(iter(_columns)), None)
+    _columns[name] = grid.round_keys, placed
+    return placed
+
+
+def _compiled_trip(index: np.ndarray, rows: np.ndarray, grid: permutation.Grid) -> np.ndarray:
+    num, size = grid.round_keys[0].size, _padded(index.size)
+    usual = index.dtype == np.uint32 and len(grid.round_keys) == 2 * permutation.PAIRS
+    if not usual or index.size < _LEAST or num > _MOST:
+        return permutation.first_trip(index, rows, grid)
+
+    def example() -> tuple[np.ndarray, ...]:
+        none = np.zeros(size, dtype=np.uint32)
+        return none, none.view(np.int32), _columns_of(grid)
+
+    kernel = _kernel(("rounds", size, _padded(num)), _trip, example)
+    if kernel is None:
+        return permutation.first_trip(index, rows, grid)
+    padded = np.zeros((2, size), dtype=np.uint32)
+    padded[0, : index.size], padded[1, : index.size] = index, rows
+    out = _run(kernel, padded[0], padded[1].view(np.int32), _columns_of(grid))
+    return np.array(out)[: index.size]
+
+
+# Quotas
+
+
+def _advance(shares: quota.Shares, carry: Any, num_chunks: Any) -> Any:
+    import jax
+
+    return jax.lax.fori_loop(0, num_chunks, lambda _, c: quota.step(shares, c)[1], carry)
 
 
 def advance_carry(shares: quota.Shares, carry: np.ndarray, start: int, stop: int) -> np.ndarray:
     """The carry after `stop` chunks, from the one after `start` of them: int32 (k,)."""
     if quota.rare_components(shares).size <= _MAX_RARE:
         return quota.forward(shares, carry, start, stop)
+    num_chunks = np.asarray(stop - start, dtype=np.int32)
     if _chosen == "jax":
-        return np.array(_run(_advance_kernel(), shares, carry, np.int32(stop - start)))
+        kernel = _kernel(
+            ("advance", carry.size), _advance, lambda: (shares, carry, num_chunks),
+            wait=stop - start >= _WORTH_WAITING,
+        )  # fmt: skip
+        if kernel is not None:
+            return np.array(_run(kernel, shares, carry, num_chunks))
     for _ in range(stop - start):
         carry = quota.step(shares, carry)[1]
     return carry

@@ -145,8 +145,8 @@ def make_tables(wanted: Sequence[tuple[Cursor, int, int]]) -> list[Table]:
 
 def _shuffle_shards(cursors: Sequence[Cursor], passes: Sequence[Sequence[int]]) -> list[np.ndarray]:
     """Shard orders of some passes of each dataset, laid end to end."""
-    many = [len(some) for some in passes]
-    if not any(many):
+    many = np.asarray([len(some) for some in passes], dtype=np.int64)
+    if not many.any():
         return [np.zeros(0, dtype=np.int64)] * len(cursors)
     shards = np.asarray([cursor.counts.size for cursor in cursors])
     sizes = np.repeat(shards, many)

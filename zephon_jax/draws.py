@@ -55,7 +55,7 @@ class _Runs(NamedTuple):
     dataset: np.ndarray  # int64 (R,)
     passes: np.ndarray  # int64 (R,)
     shard: np.ndarray  # int64 (R,), the shard's place in the dataset's list
-    count: np.ndarray  # int64 (R,), samples
+    samples: np.ndarray  # int64 (R,), in the whole run
     grids: Grids | None  # the permutations of the places within the runs, where they are kept
 
 
@@ -316,7 +316,7 @@ class Draws:
             offset = position - plan.start.take(run)
             return _Runs(run, offset, plan.dataset, plan.passes, plan.shard, plan.count, grids)
         run, offset = np.empty_like(position), np.empty_like(position)
-        parts = [(plan.dataset, plan.passes, plan.shard, plan.count)]
+        parts: list[tuple[np.ndarray, ...]] = [(plan.dataset, plan.passes, plan.shard, plan.count)]
         if not large.all():
             mine = np.flatnonzero(~large.take(row))
             run[mine] = found = plan.find(position.take(mine))
@@ -328,8 +328,8 @@ class Draws:
             run[mine] = np.arange(end, end + mine.size)
             end += mine.size
             parts.append(part)
-        joined = (np.concatenate(fields) for fields in zip(*parts, strict=True))
-        return _Runs(run, offset, *joined, None)
+        dataset, passes, shard, samples = map(np.concatenate, zip(*parts, strict=True))
+        return _Runs(run, offset, dataset, passes, shard, samples, None)
 
     def _in_shards(self, runs: _Runs) -> np.ndarray:
         """Places in the shards after their own shuffle: int64 (n,)."""

@@ -27,16 +27,28 @@ import numpy as np
 from zephon_jax._xp import Array, as_int, has_x64, is_jax, namespace
 from zephon_jax.keys import make_key, mix32
 
-__all__ = ["MAX_SIZE", "Grids", "invert", "make_grids", "make_key", "permute", "permute_rows"]
+__all__ = [
+    "MAX_SIZE",
+    "PAIRS",
+    "Grid",
+    "Grids",
+    "first_trip",
+    "invert",
+    "make_grids",
+    "make_key",
+    "permute",
+    "permute_rows",
+    "round_trip",
+]
 
 MAX_SIZE = 1 << 62
 _MAX_SIZE_32 = 1 << 31  # up to here rows and columns stay within 16 bits
 _SMALL = 64
-_PAIRS, _PAIRS_SMALL = 3, 12
+PAIRS, _PAIRS_SMALL = 3, 12
 _GOLDEN = 0x9E3779B9
 
 
-class _Grid(NamedTuple):
+class Grid(NamedTuple):
     """One permutation, or a row of them: each field broadcasts against the index."""
 
     size: Array  # number of positions, in words as wide as the index
@@ -58,7 +70,7 @@ def _bit_length(xp: Any, value: Array) -> Array:
     return bits + (value > 0)
 
 
-def _make_grid(xp: Any, size: Array, key: Array, pairs: int) -> _Grid:
+def _make_grid(xp: Any, size: Array, key: Array, pairs: int) -> Grid:
     """Grids for unsigned sizes (T,) or () and keys (T, 2) or (2,)."""
     word = size.dtype.type
     shift = (_bit_length(xp, size - word(1)) >> word(1)).astype(size.dtype)
@@ -69,8 +81,8 @@ def _make_grid(xp: Any, size: Array, key: Array, pairs: int) -> _Grid:
     round_keys = mix32(mix32(first[None] + rounds) ^ second[None])
     # Rounds move whole rows and columns, so at some sizes all orders would be even ones.
     flip = (mix32(mix32(first) ^ second) & np.uint32(1)).astype(size.dtype) & (size > word(1))
-    narrow = (field.astype(xp.uint32) for field in (mask, rows))
-    return _Grid(size, shift, *narrow, flip, tuple(round_keys))
+    mask, rows = mask.astype(xp.uint32), rows.astype(xp.uint32)
+    return Grid(size, shift, mask, rows, flip, tuple(round_keys))
 
 
 def _scale(hashed: Array, rows: Array, wide: bool) -> Array:
@@ -83,7 +95,7 @@ def _scale(hashed: Array, rows: Array, wide: bool) -> Array:
     return ((hashed >> half) * rows + low) >> half
 
 
-def _round_trip(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
+def round_trip(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
     """One walk through all rounds, within the cells of the grid."""
     word, wide = index.dtype, index.dtype.itemsize == 8
     left, right = (index & grid.mask).astype(xp.uint32), (index >> grid.shift).astype(xp.uint32)
@@ -103,7 +115,7 @@ def _round_trip(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
     return (right.astype(word) << grid.shift) | left
 
 
-def _take(grid: _Grid, where: np.ndarray) -> _Grid:
+def _take(grid: Grid, where: np.ndarray) -> Grid:
     """The grids of some elements: fields of one element serve all."""
 
     def pick(field: Array) -> Array:
@@ -111,10 +123,10 @@ def _take(grid: _Grid, where: np.ndarray) -> _Grid:
 
     keys = tuple(pick(key) for key in grid.round_keys)
     fields = (pick(field) for field in grid[:-1])
-    return _Grid(*fields, round_keys=keys)
+    return Grid(*fields, round_keys=keys)
 
 
-def _map(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
+def _map(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
     """Rounds, and an exchange of the first two results that half of the keys make."""
 
     def exchange(value: Array) -> Array:
@@ -125,21 +137,19 @@ def _map(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
     return exchange(_walk(xp, index, grid, inverse))
 
 
-def _walk(xp: Any, index: Array, grid: _Grid, inverse: bool) -> Array:
+def _walk(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
     """Goes round until every element is below its size."""
-    out = _round_trip(xp, index, grid, inverse)
+    out = round_trip(xp, index, grid, inverse)
     if xp is not np:
         return sys.modules["jax"].lax.while_loop(
             lambda value: xp.any(value >= grid.size),
-            lambda value: xp.where(
-                value >= grid.size, _round_trip(xp, value, grid, inverse), value
-            ),
+            lambda value: xp.where(value >= grid.size, round_trip(xp, value, grid, inverse), value),
             out,
         )
     (outside,) = np.nonzero(out >= grid.size)
     while outside.size:
         part = _take(grid, outside)
-        again = _round_trip(xp, out[outside], part, inverse)
+        again = round_trip(xp, out[outside], part, inverse)
         out[outside] = again
         outside = outside[again >= part.size]
     return out
@@ -174,7 +184,7 @@ def _apply(index: Array, size: int, key: Array, inverse: bool) -> Array:
     flat = xp.broadcast_to(index, shape).reshape(-1).astype(word)
     keys = key if key.ndim == 1 else xp.broadcast_to(key, (*shape, 2)).reshape(-1, 2)
     sizes = xp.asarray([size], dtype=word)
-    grid = _make_grid(xp, sizes, keys, _PAIRS_SMALL if size <= _SMALL else _PAIRS)
+    grid = _make_grid(xp, sizes, keys, _PAIRS_SMALL if size <= _SMALL else PAIRS)
     out = _map(xp, flat, grid, inverse)
     fits = size - 1 <= xp.iinfo(index.dtype).max
     return out.reshape(shape).astype(index.dtype if fits else xp.int64)
@@ -227,7 +237,7 @@ class Grids(NamedTuple):
 
     small: np.ndarray | None  # bool (T,), rows of few positions; None where all are of one kind
     place: np.ndarray | None  # int64 (T,), the row's place among those of its kind
-    kinds: tuple[_Grid, ...]  # of all rows, or of the large and of the small ones
+    kinds: tuple[Grid, ...]  # of all rows, or of the large and of the small ones
 
 
 def make_grids(sizes: np.ndarray, keys: np.ndarray) -> Grids:
@@ -244,12 +254,13 @@ def make_grids(sizes: np.ndarray, keys: np.ndarray) -> Grids:
         return Grids(small, place, tuple(kinds))
     word = np.uint64 if sizes.max(initial=1) > _MAX_SIZE_32 else np.uint32
     same = sizes[:1] if sizes.size and (sizes == sizes[0]).all() else sizes
-    pairs = _PAIRS_SMALL if small.any() else _PAIRS
+    pairs = _PAIRS_SMALL if small.any() else PAIRS
     return Grids(None, None, (_make_grid(np, same.astype(word), keys, pairs),))
 
 
-def first_trip(index: np.ndarray, rows: np.ndarray, grid: _Grid) -> np.ndarray:
-    return _round_trip(np, index, _take(grid, rows), inverse=False)
+def first_trip(index: np.ndarray, rows: np.ndarray, grid: Grid) -> np.ndarray:
+    """Takes each element once through the rounds of its row's permutation, in NumPy."""
+    return round_trip(np, index, _take(grid, rows), inverse=False)
 
 
 def permute_rows(
@@ -283,7 +294,7 @@ def permute_rows(
     outside = np.flatnonzero(out >= size)
     while outside.size:
         part = _take(grid, rows.take(outside))
-        again = _round_trip(np, out.take(outside), part, inverse=False)
+        again = round_trip(np, out.take(outside), part, inverse=False)
         out[outside] = again
         outside = outside[again >= part.size]
     flipped = np.flatnonzero(out < 2)

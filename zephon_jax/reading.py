@@ -115,9 +115,8 @@ def _round_robin(
     if upcoming is not None:
         ahead = [row for row in upcoming() if _remembered.get(row) is None]
         rows = np.unique(np.concatenate([rows, *(row[None] for row in ahead)]), axis=0)
-    orders = backend.swrr_orders(rows, size)
-    for row, slots in zip(rows, orders, strict=True):
-        component = np.ascontiguousarray(slots[: row.sum()])
+    for row, slots in zip(rows, backend.swrr_orders(rows, size), strict=True):
+        component = slots.astype(np.int32)
         component.setflags(write=False)
         one = Reading(component, _group(component, counts.size))
         _remembered.put(row, one)
