@@ -55,6 +55,7 @@ def test_lanes_in_step(name):
             assert_audited(source, audit, read_by(source, [steps] * num_lanes))
             assert not audit.gaps
             assert not audit.doubles
+            assert not audit.notes
 
 
 def state_after_most(source, steps, lane, num_lanes):
@@ -80,7 +81,8 @@ def test_lanes_at_different_steps(name, steps):
     }
     gaps = {g for g in range(max(read)) if g not in read}
     assert {chunk for chunk, _ in audit.gaps} == gaps
-    assert any("at different steps" in note for note in audit.notes) == bool(gaps)
+    if all(source.next_chunk(state)[0] is not None for state in states):
+        assert any("at different steps" in note for note in audit.notes)
 
 
 def test_lanes_inside_a_chunk():
@@ -163,7 +165,7 @@ def test_far_runs_are_answered_at_once():
     assert audit.whole_chunks == 10**6
     assert sum(n * count for n, count in audit.seen["b"].items()) == drawn[1] == 256 * 10**6
     assert audit.seen["b"] == {256: 10**6}
-    assert "1,000,000 chunks are read by 64 lanes" in str(audit)
+    assert "64 lanes have read 1,024,000,000 samples: the first 1,000,000 chunks" in str(audit)
 
 
 def test_checkpoints_and_files(tmp_path):

@@ -12,6 +12,8 @@ from zephon_jax.backend import use_backend
 from zephon_jax.catalog import Dataset
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.codec import encode_state
+from zephon_jax.config import load_config
+from zephon_jax.diff import OrderDifference, diff
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.relane import relane
 from zephon_jax.simulate import simulate
@@ -44,6 +46,7 @@ __all__ = [
     "MixtureReadConfig",
     "MixtureSpec",
     "MixtureState",
+    "OrderDifference",
     "SampleId",
     "Simulation",
     "StaticMixtureWorkSource",
@@ -54,10 +57,12 @@ __all__ = [
     "component_tokens",
     "count_shard_tokens",
     "decode_state",
+    "diff",
     "encode_state",
     "in_step",
     "lanes",
     "lattice",
+    "load_config",
     "pack",
     "permutation",
     "plot",

@@ -76,9 +76,11 @@ class Audit:
 
     def summary(self) -> str:
         """What has been read, in words."""
+        begun = sum(1 for *_, read, _ in self.front if read)
         return "\n".join([
-            f"{self.whole_chunks:,} chunks are read by {len(self.lanes)} lanes,"
-            f" {sum(self.samples.values()):,} samples in all",
+            f"{len(self.lanes)} lanes have read {sum(self.samples.values()):,} samples: the first"
+            f" {self.whole_chunks:,} chunks"
+            + (f", and {begun:,} more in whole or in part" if begun else ""),
             *(
                 f"  {name}: {count:,} samples{_times(self.seen.get(name))}"
                 for name, count in self.samples.items()
@@ -131,7 +133,7 @@ def audit(
       >>> source = zx.StaticMixtureWorkSource([toy], {"toy": 1}, chunk_size=10, stop_after_passes=2)
       >>> states = [source.seek(12, lane, 2) for lane in range(2)]
       >>> zx.audit(source, states)
-      12 chunks are read by 2 lanes, 120 samples in all
+      2 lanes have read 120 samples: the first 12 chunks
         toy: 120 samples; of the dataset 80 once, 20 twice
     """
     check_source(source)
@@ -217,12 +219,7 @@ def _audited(
         place = np.asarray([names.index(name) for name in one.chunk.names])
         counts += np.bincount(place[component[: one.read]], minlength=len(names))
         ids.append(read[: one.read])
-    late = [one for one in front if one.read < len(one.chunk) and one.number < front[-1].number]
-    if late:
-        notes.append(
-            f"lanes are at different steps: lane {late[0].lane} has not read chunk"
-            f" {late[0].number:,}, and lane {front[-1].lane} is at chunk {front[-1].number:,}."
-        )
+    notes += _out_of_step(lanes)
     front_ids = np.concatenate(ids)
     return Audit(
         source=source,
@@ -236,6 +233,18 @@ def _audited(
         notes=tuple(notes),
         front_ids=front_ids,
     )
+
+
+def _out_of_step(lanes: Sequence[LaneProgress]) -> Iterator[str]:
+    """Says where lanes have not made the same number of steps."""
+    steps = {lane: ((lane.chunk - lane.origin) // lane.num_lanes, lane.slot) for lane in lanes}
+    low, high = min(lanes, key=lambda lane: steps[lane]), max(lanes, key=lambda lane: steps[lane])
+    # Where the run has ended, some lanes have had a chunk more.
+    if steps[low] != steps[high] and high.chunk != FINISHED:
+        yield (
+            f"lanes are at different steps: lane {low.lane} is at chunk {_chunk(low)}, lane"
+            f" {high.lane} at chunk {_chunk(high)}."
+        )
 
 
 class _Front(NamedTuple):

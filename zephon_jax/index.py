@@ -30,7 +30,7 @@ from zephon_jax.formats.fetch import range_reader
 from zephon_jax.formats.files import File, is_local, local_stamp
 from zephon_jax.staging import Shard, Stager, default_stager
 
-__all__ = ["check_unchanged", "count_samples", "index_of"]
+__all__ = ["check_unchanged", "count_samples", "index_of", "keep_index"]
 
 _NUM_THREADS = min(32, 8 * (os.cpu_count() or 1))
 _MAGIC = b"ZXINDEX1"
@@ -126,6 +126,24 @@ def count_samples(
             large |= time.monotonic() - start >= _MANY_SECONDS
             _keep(path, shards, found, large)
     return np.asarray([index.num_samples for index in found if index], dtype=np.int64)
+
+
+def keep_index(
+    shards: Sequence[Shard], location: str | None, describe: Callable[[int], str]
+) -> str:
+    """Writes the index of some shards to its file, however small it is, and returns its path.
+
+    Args and Raises are those of `count_samples`.
+    """
+    count_samples(shards, location, describe)
+    path = _index_path(location, shards[0].fmt.name)
+    with _locked(path):
+        table = _load(path)
+        if any(table.find(shard.file) is None for shard in shards):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            _write(path, shards, [index_of(shard, location) for shard in shards])
+            _load(path)
+    return path
 
 
 def check_unchanged(file: File) -> None:

@@ -18,7 +18,7 @@ from zephon_jax.source import (
 )
 from zephon_jax.state import MixtureState, from_words
 
-__all__ = ["FINISHED", "LaneProgress", "load_states", "progress_of"]
+__all__ = ["FINISHED", "LaneProgress", "load_states", "places_in", "progress_of"]
 
 FINISHED = 1 << 62  # next chunk of a lane that has read its last
 _MOST_WALKED = 1_000_000
@@ -93,7 +93,7 @@ def progress_of(source: WorkSource, states: Any) -> list[LaneProgress]:
 
 def _of_dict(source: WorkSource, state: Any, where: str) -> LaneProgress:
     """The lane that a plain JSON state stands for, wherever in a pipeline's state it lies."""
-    places = list(_places(state))
+    places = list(places_in(state))
     if len(places) != 1:
         raise ValueError(
             f"{where}: a pipeline's state must hold the place of one lane; found {len(places)}."
@@ -103,7 +103,8 @@ def _of_dict(source: WorkSource, state: Any, where: str) -> LaneProgress:
     return _of_state(source, decoded, int(place.get("slot", 0)))
 
 
-def _places(state: Any) -> Iterable[Mapping[str, Any]]:
+def places_in(state: Any) -> Iterable[Mapping[str, Any]]:
+    """The places of lanes in a state of plain JSON, wherever in pipelines' states they lie."""
     if isinstance(state, Mapping):
         if {"lane", "num_lanes", "state"} <= state.keys():
             yield state
@@ -111,7 +112,7 @@ def _places(state: Any) -> Iterable[Mapping[str, Any]]:
         state = list(state.values())
     if isinstance(state, (list, tuple)):
         for part in state:
-            yield from _places(part)
+            yield from places_in(part)
 
 
 def _of_state(source: WorkSource, state: Any, slot: int = 0) -> LaneProgress:

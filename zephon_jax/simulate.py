@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -152,6 +152,7 @@ def simulate(
     num_lanes: int = 1,
     *,
     stride: int | None = None,
+    progress: Callable[[int], Any] | None = None,
 ) -> Simulation:
     """Works out what a run draws, without reading data or making sample ids.
 
@@ -164,6 +165,7 @@ def simulate(
       num_lanes: Lanes that the chunks are dealt to.
       stride: Chunks in a row of the record. By default 1, doubled as often as it takes for the
         rows to stay within 2^23 numbers of each kind, so that memory stays bounded.
+      progress: Called with the number of chunks that were gone through since the last call.
 
     Returns:
       A record of arrays, which prints itself as a summary.
@@ -193,6 +195,8 @@ def simulate(
     )
     for stretch in stretches(source, num_chunks, num_lanes):
         sums.add(stretch)
+        if progress is not None:
+            progress(len(stretch.counts))
     return _record(source, names, sums)
 
 

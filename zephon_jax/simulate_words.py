@@ -9,6 +9,7 @@ import numpy as np
 
 from zephon_jax.simulation import Simulation
 from zephon_jax.source import WorkSource
+from zephon_jax.static_mixture import StaticMixtureWorkSource
 
 __all__ = ["warnings_of"]
 
@@ -68,7 +69,7 @@ def _ends(record: Simulation) -> Iterator[str]:
         )
 
 
-def _starved(record: Simulation) -> Iterator[str]:
+def _starved(record: Simulation, dealt_in_turn: bool) -> Iterator[str]:
     if record.num_lanes == 1 or not record.num_chunks:
         return
     empty = np.flatnonzero(record.lane_chunks == 0).tolist()
@@ -85,22 +86,24 @@ def _starved(record: Simulation) -> Iterator[str]:
         if fair[d] > 0 and never:
             yield (
                 f"lanes {_list(never)} of {record.num_lanes} never get {name!r}, of which"
-                f" {int(got.sum()):,} samples are drawn. {_advice(record, d)}"
+                f" {int(got.sum()):,} samples are drawn. {_advice(record, d, dealt_in_turn)}"
             )
         elif fair[d] >= _ENOUGH and poor:
             yield (
                 f"lanes {_list(poor)} of {record.num_lanes} get less than a quarter of their even"
-                f" part of {name!r} ({fair[d]:,.0f} samples). {_advice(record, d)}"
+                f" part of {name!r} ({fair[d]:,.0f} samples). {_advice(record, d, dealt_in_turn)}"
             )
 
 
-def _advice(record: Simulation, component: int) -> str:
+def _advice(record: Simulation, component: int, dealt_in_turn: bool) -> str:
     if record.lane_draws[:, component].sum() < 2 * record.num_lanes:
         return "There are too few for so many lanes: a longer run or fewer lanes help."
-    return (
-        "Its chunks come at steps that fall together with the lanes: lane_assignment='permute',"
-        " or larger chunks, spread them."
-    )
+    if dealt_in_turn:
+        return (
+            "Its chunks come at steps that fall together with the lanes:"
+            " lane_assignment='permute' spreads them."
+        )
+    return "Smaller chunks, fewer lanes or a longer run even that out."
 
 
 def _shared(source: WorkSource, seeds: Mapping[int | None, int]) -> Iterator[str]:
@@ -137,5 +140,7 @@ def warnings_of(
     """
     yield from _never_drawn(record)
     yield from _ends(record)
-    yield from _starved(record)
+    mixture = isinstance(source, StaticMixtureWorkSource)
+    in_turn = mixture and source.knobs.lane_assignment == "modulo"
+    yield from _starved(record, in_turn)
     yield from _shared(source, seeds)

@@ -1,0 +1,220 @@
+"""Every command with right and wrong arguments."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+
+import pytest
+
+import zephon_jax as zx
+
+pytest.importorskip("click")
+from click.testing import CliRunner
+
+from zephon_jax.cli import cli
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with data, a configuration, states and checkpoints, which is also the current."""
+    for name, shards, each in (("web", 3, 40), ("code", 1, 60)):
+        place = tmp_path / "corpora" / name
+        place.mkdir(parents=True)
+        for shard in range(shards):
+            lines = [json.dumps({"n": n}) for n in range(each)]
+            (place / f"part-{shard}.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "run.yaml").write_text(
+        "datasets: {web: corpora/web, code: corpora/code}\nmixture: {web: 3, code: 1}\n"
+        "chunk_size: 8\nexhausted_policy: repeat\nrun: {num_lanes: 4, num_chunks: 40}\n"
+    )
+    (tmp_path / "whole.yaml").write_text(
+        "datasets: {web: corpora/web, code: corpora/code}\nmixture: {web: 3, code: 1}\n"
+        "chunk_size: 8\nexhausted_policy: redistribute\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
+    source = zx.load_config("run.yaml")
+    for lane, chunk in enumerate((8, 8, 8, 12)):
+        (tmp_path / f"lane{lane}.state").write_bytes(zx.encode_state(source.seek(chunk, lane, 4)))
+    dataset = zx.ElasticIterDataset(
+        source, 4, lambda lane: lane.map(lambda row: row["sample_id"]).batch(2),
+        process_index=0, process_count=1,
+    )  # fmt: skip
+    iterator = iter(dataset)
+    for _ in range(2):
+        for _ in range(3):
+            next(iterator)
+        zx.save_checkpoint(tmp_path / "saved", iterator)
+    return tmp_path
+
+
+def run(*args, code=0):
+    result = CliRunner().invoke(cli, [str(arg) for arg in args])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.stdout if code < 2 else result.stderr
+
+
+def as_json(*args, code=0):
+    return json.loads(run(*args, "--json", code=code))
+
+
+def test_describe(folder):
+    text = run("describe", "corpora/web", "run.yaml")
+    assert [line.split()[:4] for line in text.splitlines()[1:]] == [
+        ["corpora/web", "jsonl", "3", "120"], ["web", "jsonl", "3", "120"],
+        ["code", "jsonl", "1", "60"],
+    ]  # fmt: skip
+    (facts,) = as_json("describe", "corpora/web/*.jsonl")
+    size = sum(path.stat().st_size for path in (folder / "corpora" / "web").iterdir())
+    assert (facts["samples"], facts["shards"], facts["bytes"]) == (120, 3, size)
+    (folder / "corpora" / "web" / "part-9.jsonl").write_text("")
+    assert "1 shards without samples" in run("describe", "corpora/web")
+
+
+def test_index(folder):
+    (facts,) = as_json("index", "corpora/web")
+    assert facts["samples"] == 120
+    assert (folder / facts["index"]).stat().st_size > 0
+    assert f"kept in {facts['index']}" in run("index", "corpora/web")
+    before = (folder / facts["index"]).stat().st_mtime_ns
+    run("index", "corpora/web")
+    assert (folder / facts["index"]).stat().st_mtime_ns == before
+    (folder / "toy.yaml").write_text("datasets: {a: {counts: [5]}}\nmixture: {a: 1}\n")
+    assert "'a' has no files to index" in run("index", "toy.yaml", code=2)
+
+
+def test_simulate(folder):
+    text = run("simulate", "--config", "run.yaml")
+    assert text.startswith("40 chunks, 320 samples, 4 lanes (the run goes on)")
+    facts = as_json("simulate", "--config", "whole.yaml", "--lanes", 2)
+    expected = zx.simulate(zx.load_config("whole.yaml"), num_lanes=2)
+    assert facts["num_chunks"] == expected.num_chunks
+    assert facts["warnings"] == list(expected.warnings)
+    assert facts["components"]["web"]["lane_samples"] == expected.lane_draws[:, 0].tolist()
+    assert as_json("simulate", "--config", "run.yaml", "--chunks", 7)["num_chunks"] == 7
+    run("simulate", "--config", "run.yaml", "--csv", "out.csv")
+    with open("out.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 40
+
+
+def test_simulate_draws_every_picture(folder):
+    pytest.importorskip("matplotlib")
+    for picture in ("mixture", "passes", "deviation", "lanes"):
+        name = f"{picture}.png"
+        run("simulate", "--config", "run.yaml", "--plot", name, "--picture", picture,
+            "--component", "web")  # fmt: skip
+        assert (folder / name).read_bytes().startswith(b"\x89PNG")
+    said = run("simulate", "--config", "run.yaml", "--plot", "out.xyz", code=2)
+    assert "out.xyz cannot be written" in said
+    said = run("simulate", "--config", "run.yaml", "--plot", "a.png", "--picture", "lanes", code=2)
+    assert "needs --component" in said
+
+
+def test_inspect(folder):
+    text = run("inspect", "saved")
+    assert "checkpoint of an elastic iterator of step 6" in text
+    assert "lanes: 4 of 4" in text
+    assert "it belongs to run.yaml" in run("inspect", "saved", "--step", 3, "--config", "run.yaml")
+    said = run("inspect", "saved", "--config", "whole.yaml", code=1)
+    assert "another" in said or "other exhausted_policy than whole.yaml" in said
+    facts = as_json("inspect", "lane3.state")
+    assert facts["lanes"][0]["chunk"] == zx.load_config("run.yaml").seek(12, 3, 4).chunk_index
+    assert facts["missing"] == [0, 1, 2]
+    assert "lane 3 of 4" in run("inspect", "lane3.state")
+
+
+def test_audit(folder):
+    text = run("audit", "saved", "--config", "run.yaml")
+    assert text.startswith("4 lanes have read 48 samples")
+    facts = as_json("audit", "saved", "--config", "run.yaml", "--step", 3)
+    assert sum(facts["samples"].values()) == 24
+    states = [f"lane{lane}.state" for lane in range(4)]
+    facts = as_json("audit", *states, "--config", "run.yaml", code=1)
+    assert facts["gaps"]
+    assert facts["seen"]["web"]["0"] > 0
+    assert as_json("audit", *states[:2], "--config", "run.yaml", code=1)["missing"] == [2, 3]
+    assert "other exhausted_policy" in run("audit", "saved", "--config", "whole.yaml", code=2)
+
+
+def test_diff(folder):
+    assert "the order is the same" in run("diff", "run.yaml", "run.yaml")
+    facts = as_json("diff", "run.yaml", "whole.yaml", code=1)
+    assert facts["settings"] == ["exhausted_policy"]
+    source = zx.load_config("run.yaml")
+    assert facts["chunk"] == zx.diff(source, zx.load_config("whole.yaml")).chunk
+    assert "run.num_lanes differs: 4 against 1" in run("diff", "run.yaml", "whole.yaml", code=1)
+    assert "at the same place" in run("diff", "saved", "saved")
+    text = run("diff", "saved/step_0000000003", "saved/step_0000000006", code=1)
+    assert text.count("slot") == 8
+    text = run("diff", "lane0.state", "lane1.state", code=1)
+    assert "only one of them has: [0, 1]" in text
+    assert "zephon-jax inspect" in run("diff", "run.yaml", "lane0.state", code=2)
+
+
+def test_locate(folder):
+    source = zx.load_config("run.yaml")
+    places = source.locate((1, 0, 7), 4, 40)
+    found = as_json("locate", "--config", "run.yaml", "code", 0, 7)
+    assert [tuple(place.values()) for place in found] == [tuple(place) for place in places]
+    assert len(run("locate", "--config", "run.yaml", "code", 0, 7).splitlines()) == len(places) + 1
+    assert run("locate", "--config", "run.yaml", "code", 0, 7, "--chunks", 0) == "never\n"
+    said = run("locate", "--config", "run.yaml", "cod", 0, 7, code=2)
+    assert "no dataset 'cod'" in said
+
+
+def test_config(folder):
+    run("config").index("chunk_size: 16384")
+    assert as_json("config")["required"] == ["datasets", "mixture"]
+    assert run("config", "run.yaml").startswith("run.yaml is right: StaticMixtureWorkSource(")
+    (folder / "bad.yaml").write_text("datsets: {}\n")
+    assert "did you mean 'datasets'?" in run("config", "bad.yaml", code=2)
+
+
+@pytest.mark.parametrize("args", [
+    ["describe"], ["describe", "nothing"], ["index", "nothing"], ["simulate"],
+    ["simulate", "--config", "nothing.yaml"], ["simulate", "--config", "run.yaml", "--lanes", "0"],
+    ["simulate", "--config", "run.yaml", "--lanes", "x"],
+    ["simulate", "--config", "run.yaml", "--chunks", "-1"],
+    ["inspect"], ["inspect", "nothing"], ["inspect", "run.yaml"], ["inspect", "corpora"],
+    ["inspect", "corpora/web/part-0.jsonl"], ["inspect", "saved", "--step", "9"],
+    ["audit", "saved"], ["audit", "nothing", "--config", "run.yaml"],
+    ["diff", "run.yaml"], ["diff", "run.yaml", "nothing.yaml"], ["diff", "nothing", "saved"],
+    ["config", "nothing.yaml"], ["config", "corpora"], ["locate", "--config", "run.yaml", "web"],
+    ["locate", "--config", "run.yaml", "web", "0", "999"], ["frobnicate"], ["--frobnicate"],
+])  # fmt: skip
+def test_mistakes_are_named_without_a_traceback(folder, args):
+    said = run(*args, code=2)
+    assert said.strip()
+    assert "rror" in said
+
+
+def test_the_real_command(folder):
+    """In a process of its own: words on one stream, errors and warnings on the other."""
+    command = [sys.executable, "-m", "zephon_jax"]
+
+    def real(*args):
+        return subprocess.run([*command, *args], capture_output=True, text=True, timeout=120)
+
+    shown = real("--version")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert zx.__version__ in shown.stdout
+    done = real("simulate", "--config", "run.yaml", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["num_chunks"] == 40
+    wrong = real("simulate", "--config", "nothing.yaml")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr == "error: there is no configuration file nothing.yaml.\n"
+    (folder / "same.yaml").write_text(
+        "datasets: {a: corpora/web, b: corpora/web}\nmixture: {a: 1, b: 1}\nchunk_size: 8\n"
+    )
+    warned = real("config", "same.yaml")
+    assert warned.returncode == 0
+    assert warned.stderr.startswith("warning: datasets 'a' and 'b' read the same place")
+    code = "import sys; sys.modules['click'] = None; from zephon_jax.__main__ import main; main()"
+    bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert bare.returncode == 1
+    assert bare.stderr == 'zephon-jax needs click: pip install "zephon-jax[cli]".\n'

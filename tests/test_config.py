@@ -1,0 +1,208 @@
+"""Configuration files: the same source, and every mistake by name."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+
+import numpy as np
+import pytest
+from test_laws import plain
+
+import zephon_jax as zx
+from zephon_jax.config import read_config_file
+from zephon_jax.config_text import TEMPLATE, schema
+
+YAML = """
+datasets:
+  web: {counts: [60, 40]}
+  toy: {counts: [30]}
+mixture: {web: 3, toy: 1/2}
+chunk_size: 10
+seed: 7
+shuffle_within_shard: {web: true, toy: false}
+shuffle_block_size: auto
+exhausted_policy: {web: redistribute, toy: repeat}
+lane_assignment: modulo
+allocation: virtual_time
+run: {num_lanes: 8, num_chunks: 12, read: {mode: lattice}}
+"""
+TOML = """
+chunk_size = 10
+seed = 7
+shuffle_within_shard = {web = true, toy = false}
+shuffle_block_size = "auto"
+exhausted_policy = {web = "redistribute", toy = "repeat"}
+lane_assignment = "modulo"
+allocation = "virtual_time"
+[datasets]
+web = {counts = [60, 40]}
+toy = {counts = [30]}
+[mixture]
+web = 3
+toy = "1/2"
+[run]
+num_lanes = 8
+num_chunks = 12
+read = {mode = "lattice"}
+"""
+
+
+@pytest.mark.parametrize(("suffix", "text"), [("yaml", YAML), ("yml", YAML), ("toml", TOML)])
+def test_the_same_source_as_the_constructor(tmp_path, suffix, text):
+    file = tmp_path / f"run.{suffix}"
+    file.write_text(text)
+    made = zx.StaticMixtureWorkSource(
+        [zx.Dataset.from_counts("web", [60, 40]), zx.Dataset.from_counts("toy", [30])],
+        {"web": 6, "toy": 1}, 10, 7, shuffle_within_shard={"web": True, "toy": False},
+        shuffle_block_size="auto", exhausted_policy={"web": "redistribute", "toy": "repeat"},
+        lane_assignment="modulo", allocation="virtual_time",
+    )  # fmt: skip
+    loaded = zx.load_config(file)
+    assert zx.diff(made, loaded).proven
+    state, other = made.init(1, 8), loaded.init(1, 8)
+    assert zx.encode_state(state) == zx.encode_state(other)
+    assert plain(made.next_chunk(state)[0]) == plain(loaded.next_chunk(other)[0])
+    config = read_config_file(file)
+    assert (config.num_lanes, config.num_chunks) == (8, 12)
+    assert config.read == zx.MixtureReadConfig(mode="lattice")
+
+
+def test_data_lies_relative_to_the_file(tmp_path, monkeypatch):
+    folder = tmp_path / "data" / "web"
+    folder.mkdir(parents=True)
+    for n in range(2):
+        (folder / f"{n}.jsonl").write_text('{"a": 1}\n' * (n + 1))
+    file = tmp_path / "run.yaml"
+    monkeypatch.chdir("/")
+    for path in ("data/web", "data/*/*.jsonl", str(folder), "[data/web/1.jsonl, data/web/0.jsonl]"):
+        file.write_text(f"datasets: {{web: {path}}}\nmixture: {{web: 1}}\nchunk_size: 2\n")
+        (dataset,) = zx.load_config(file).datasets_by_id.values()
+        assert sorted(dataset.shard_counts.tolist()) == [1, 2]
+    file.write_text(
+        "datasets: {web: {path: data/web, format: parquet}}\nmixture: {web: 1}\nchunk_size: 2\n"
+    )
+    with pytest.raises(ValueError, match=r"run\.yaml: dataset 'web': there are no shards"):
+        zx.load_config(file)
+
+
+def test_tokens(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "datasets: {a: {counts: [90], num_bytes: [9000]}, b: {counts: [90], num_bytes: [900]}}\n"
+        "mixture: {a: 1, b: 1}\nchunk_size: 11\ntoken_estimation: {ratios: {a: 0.25, b: 0.25}}\n"
+    )
+    chunk, _ = (source := zx.load_config(file)).next_chunk(source.init())
+    assert chunk.counts.tolist() == [1, 10]
+
+
+def test_weights_are_what_was_typed(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "datasets: {a: {counts: [9]}, b: {counts: [9]}, c: {counts: [9]}}\n"
+        "mixture: {a: 1e-1, b: 1/3, c: 0.2}\nchunk_size: 3\n"
+    )
+    fractions = zx.load_config(file).knobs.fractions
+    assert [str(one / fractions[0]) for one in fractions] == ["1", "10/3", "2"]
+
+
+BASE = "datasets: {web: {counts: [60]}}\nmixture: {web: 1}\nchunk_size: 5\n"
+WRONG = {
+    "an unknown key": ("chunk_sise: 4\n" + BASE, "unknown key 'chunk_sise' in the file; did you"),
+    "nothing near": ("zzz: 4\n" + BASE, "unknown key 'zzz' in the file; known keys are"),
+    "in a dataset": ("datasets: {web: {count: [1]}}\nmixture: {web: 1}\n", "did you mean 'counts'"),
+    "in run": (BASE + "run: {lanes: 4}\n", "unknown key 'lanes' in run; did you mean 'num_lanes'"),
+    "in read": (BASE + "run: {read: {mod: lattice}}\n", "unknown key 'mod' in run.read; did you"),
+    "a key twice": (BASE + "seed: 1\nseed: 2\n", "key 'seed' is there twice"),
+    "no mixture": ("datasets: {web: {counts: [60]}}\n", "key 'mixture' is missing"),
+    "no datasets": ("mixture: {web: 1}\n", "key 'datasets' is missing"),
+    "nothing": ("", "the file must be a mapping"),
+    "a list": ("- 1\n", "the file must be a mapping"),
+    "broken": ("datasets: [\n", "not YAML"),
+    "no data": ("datasets: {web: {}}\nmixture: {web: 1}\n", "needs a 'path', or 'counts'"),
+    "both": (
+        "datasets: {web: {path: x, num_bytes: [1]}}\nmixture: {web: 1}\n", "goes with 'counts'",
+    ),
+    "format": (
+        "datasets: {web: {counts: [1], format: jsonl}}\nmixture: {web: 1}\n", "need a 'path'",
+    ),
+    "a number for a path": ("datasets: {web: {path: 5}}\nmixture: {web: 1}\n", "must be text"),
+    "a number for a name": ("datasets: {5: {counts: [1]}}\nmixture: {web: 1}\n", "in quotes"),
+    "a weight": (BASE.replace("web: 1}", "web: lots}"), "a number or a fraction such as '1/3'"),
+    "a negative weight": (BASE.replace("web: 1}", "web: -1}"), r"mixture\['web'\] = -1"),
+    "another name": (BASE.replace("web: 1}", "web: 1, wbe: 2}"), "mixture names"),
+    "a setting": (BASE + "lane_assignment: sideways\n", "must be one of"),
+    "a combination": (BASE + "stop_after_passes: 1\nmax_repeats: 2\n", "cannot be combined"),
+    "a mode": (BASE + "run: {read: {mode: zigzag}}\n", "mode must be one of"),
+    "lanes": (BASE + "run: {num_lanes: 0}\n", "run.num_lanes must be"),
+    "tokens": (BASE + "token_estimation: {tokenizer_name: x}\n", "must give either 'ratios'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named_with_the_file(tmp_path, name):
+    text, said = WRONG[name]
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with pytest.raises((TypeError, ValueError), match=r"run\.yaml: ") as caught:
+        zx.load_config(file)
+    assert caught.match(said)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "folder.yaml").mkdir()
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
+    (tmp_path / "bad.toml").write_text("x = = 1")
+    for name, error, text in (
+        ("none.yaml", FileNotFoundError, "no configuration file"),
+        ("run.json", ValueError, "ends in one of"),
+        ("folder.yaml", ValueError, "is a folder"),
+        ("bytes.yaml", ValueError, "not UTF-8"),
+        ("bad.toml", ValueError, "not TOML"),
+    ):
+        with pytest.raises(error, match=text):
+            zx.load_config(tmp_path / name)
+
+
+def test_without_pyyaml_the_error_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "run.yaml").write_text(BASE)
+    (tmp_path / "run.toml").write_text(TOML)
+    monkeypatch.setitem(__import__("sys").modules, "yaml", None)
+    with pytest.raises(ImportError, match=r'pip install "zephon-jax\[cli\]", or write'):
+        zx.load_config(tmp_path / "run.yaml")
+    assert len(zx.load_config(tmp_path / "run.toml").datasets_by_id) == 2
+
+
+def test_the_template_is_right_and_explains_every_key(tmp_path):
+    for folder in ("corpora/web", "corpora/code"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "corpora" / "web" / "0.jsonl").write_text('{"a": 1}\n' * 90)
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"text": [str(n) for n in range(50)]})
+    parquet.write_table(table, tmp_path / "corpora" / "code" / "0.parquet")
+    (tmp_path / "run.yaml").write_text(TEMPLATE)
+    source = zx.load_config(tmp_path / "run.yaml")
+    assert list(source.component_ids()) == ["web", "code", "toy"]
+    assert source.chunk_size_hint() == 16384
+    known = schema()["properties"]
+    for key in (*known, *known["run"]["properties"], *known["token_estimation"]["properties"]):
+        if key not in ("tokenizer_name",):
+            assert f"{key}:" in TEMPLATE or key in TEMPLATE, key
+
+
+def test_the_schema_says_what_is_known():
+    from zephon_jax import config
+
+    found = schema()
+    assert set(found["properties"]) == set(config._TOP)
+    entry = found["properties"]["datasets"]["additionalProperties"]["anyOf"][1]
+    assert set(entry["properties"]) == set(config._DATASET)
+    run = found["properties"]["run"]["properties"]
+    assert set(run) == set(config._RUN)
+    assert set(run["read"]["properties"]) == set(config._READ)
+    assert set(found["properties"]["token_estimation"]["properties"]) == set(config._TOKENS)
+    assert json.loads(json.dumps(found)) == found
+    assert tomllib.loads(TOML).keys() <= found["properties"].keys()
+    assert np.all([key in found["properties"] for key in found["required"]])

@@ -1,0 +1,457 @@
+"""The commands of `zephon-jax`: arguments to calls, and answers in words or as JSON.
+
+Exit codes: 0 where all is well; 1 where the answer is no (`diff`: the orders differ; `audit`:
+something is missing or read twice; `inspect --config`: it is another run's); 2 where a command
+could not do its work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from zephon_jax import __version__
+from zephon_jax.audit import audit as audit_states
+from zephon_jax.catalog import Dataset
+from zephon_jax.codec import encode_state
+from zephon_jax.config import SUFFIXES, RunConfig, read_config_file
+from zephon_jax.config_text import TEMPLATE, schema
+from zephon_jax.diff import diff as diff_sources
+from zephon_jax.index import keep_index
+from zephon_jax.inspect_state import Inspected, inspect_states
+from zephon_jax.progress import load_states
+from zephon_jax.simulate import simulate as simulate_source
+from zephon_jax.source import WorkSource
+
+__all__ = ["cli"]
+
+_TROUBLE = 2
+_PICTURES = ("mixture", "passes", "deviation", "lanes")
+
+
+def _plain(value: Any) -> Any:
+    """What `json.dumps` takes."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def _answer(as_json: bool, text: str, facts: Any) -> None:
+    click.echo(json.dumps(_named(facts), default=_plain) if as_json else text)
+
+
+def _named(value: Any) -> Any:
+    """Records by field name: `json` would make lists of named tuples."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        fields = value._asdict()  # type: ignore[attr-defined]
+        return {name: _named(one) for name, one in fields.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _named(_plain(value))
+    if isinstance(value, dict):
+        return {str(name): _named(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_named(one) for one in value]
+    return value
+
+
+def _careful(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Turns what users can mend into one line, and warnings into lines of their own."""
+
+    @functools.wraps(command)
+    def careful(*args: Any, **kwargs: Any) -> Any:
+        def show(message: Any, category: Any, *_: Any, **__: Any) -> None:
+            click.echo(f"warning: {message}", err=True)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", UserWarning)
+            warnings.showwarning = show
+            try:
+                return command(*args, **kwargs)
+            except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
+                if os.environ.get("ZEPHON_JAX_TRACEBACK"):
+                    raise
+                click.echo(f"error: {error}", err=True)
+                sys.exit(_TROUBLE)
+
+    return careful
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="Answer as JSON, for programs.")
+_lanes = click.option("--lanes", type=int, help="Lanes; by default what the configuration says.")
+_chunks = click.option("--chunks", type=int, help="Chunks to look at, of all lanes together.")
+_config = click.option(
+    "--config", "config", required=True, type=click.Path(), help="Configuration file of the run."
+)
+
+
+_EPILOG = (
+    "Exit codes: 0 all is well; 1 the answer is no (diff: the orders differ; audit: something is"
+    " missing or read twice; inspect --config: it is another run's); 2 the command could not do its"
+    " work. Set ZEPHON_JAX_TRACEBACK=1 to see where an error comes from."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
+@click.version_option(__version__, prog_name="zephon-jax")
+def cli() -> None:
+    """Looks at training data orders before, during and after a run."""
+
+
+def _datasets(data: Sequence[str], format: str | None) -> list[Dataset]:
+    """Datasets of paths; a configuration file stands for all of its own."""
+    found = []
+    for path in data:
+        if path.lower().endswith(SUFFIXES) and os.path.isfile(path):
+            found += read_config_file(path).source().datasets_by_id.values()
+        else:
+            found.append(Dataset.from_path(path, path, format=format))
+    return found
+
+
+def _facts(dataset: Dataset) -> dict[str, Any]:
+    counts = dataset.shard_counts
+    return {
+        "name": dataset.name,
+        "location": dataset.location,
+        "format": dataset.format,
+        "shards": dataset.num_shards,
+        "samples": dataset.num_samples,
+        "bytes": sum(file.size for file in dataset.shards) if dataset.shards else None,
+        "smallest_shard": int(counts.min()),
+        "largest_shard": int(counts.max()),
+        "empty_shards": int((counts == 0).sum()),
+    }
+
+
+def _size(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "-"
+    value, unit = float(num_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, the first aligned left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        )
+        for row in rows
+    )
+
+
+@cli.command()
+@click.argument("data", nargs=-1, required=True)
+@click.option("--format", help="Format of the shards, where it is not told by their names.")
+@_json
+@_careful
+def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
+    """Lists datasets: format, shards, samples and bytes.
+
+    DATA are files, folders, globs or URLs, one dataset each, or configuration files.
+    """
+    facts = [_facts(dataset) for dataset in _datasets(data, format)]
+    rows = [("dataset", "format", "shards", "samples", "bytes", "samples a shard")]
+    for one in facts:
+        low, high = one["smallest_shard"], one["largest_shard"]
+        spread = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        rows.append((
+            one["name"], one["format"] or "-", f"{one['shards']:,}", f"{one['samples']:,}",
+            _size(one["bytes"]), spread,
+        ))  # fmt: skip
+    empty = [f"! {one['name']} has {one['empty_shards']:,} shards without samples"
+             for one in facts if one["empty_shards"]]  # fmt: skip
+    _answer(as_json, "\n".join([_table(rows), *empty]), facts)
+
+
+@cli.command()
+@click.argument("data", nargs=-1, required=True)
+@click.option("--format", help="Format of the shards, where it is not told by their names.")
+@_json
+@_careful
+def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
+    """Counts the samples of datasets and keeps what was found, so that runs start at once."""
+    facts = []
+    for dataset in _datasets(data, format):
+        if not dataset.shards:
+            raise ValueError(f"dataset {dataset.name!r} has no files to index.")
+        shards = [dataset.shard(shard_id) for shard_id in range(dataset.num_shards)]
+        path = keep_index(shards, dataset.location, dataset.describe_shard)
+        facts.append({**_facts(dataset), "index": path})
+    lines = [
+        f"{one['name']}: {one['samples']:,} samples in {one['shards']:,} shards; kept in"
+        f" {one['index']}"
+        for one in facts
+    ]
+    _answer(as_json, "\n".join(lines), facts)
+
+
+@cli.command()
+@_config
+@_chunks
+@_lanes
+@click.option("--plot", type=click.Path(), help="Draw a picture to this file (.png, .pdf, .svg).")
+@click.option("--picture", type=click.Choice(_PICTURES), default="mixture", show_default=True,
+              help="Which picture.")  # fmt: skip
+@click.option("--component", help="For the picture of lanes: whose samples to show.")
+@click.option("--csv", type=click.Path(), help="Write the table of chunks to this file.")
+@_json
+@_careful
+def simulate(
+    config: str,
+    chunks: int | None,
+    lanes: int | None,
+    plot: str | None,
+    picture: str,
+    component: str | None,
+    csv: str | None,
+    as_json: bool,
+) -> None:
+    """Works out what a run draws, without reading data, and says what to look at."""
+    read = read_config_file(config)
+    chunks = read.num_chunks if chunks is None else chunks
+    source = read.source()
+    with _bar(chunks, "simulating", quiet=as_json) as bar:
+        run = simulate_source(
+            source, chunks, read.num_lanes if lanes is None else lanes, progress=bar.update
+        )
+    if csv:
+        run.to_csv(csv)
+    if plot:
+        _draw(run, plot, picture, component)
+    _answer(as_json, run.summary(), {
+        "num_chunks": run.num_chunks, "num_samples": run.num_samples, "num_lanes": run.num_lanes,
+        "ended": run.ended, "warnings": run.warnings, "lane_chunks": run.lane_chunks,
+        "exhausted": dict(run.exhausted),
+        "components": {
+            name: {
+                "samples": int(run.lane_draws[:, d].sum()), "dataset_samples": int(run.totals[d]),
+                "target": float(run.targets[0, d]) if len(run.targets) else None,
+                "first_chunk": int(run.first_draw[d]), "last_chunk": int(run.last_draw[d]),
+                "lane_samples": run.lane_draws[:, d],
+            }
+            for d, name in enumerate(run.names)
+        },
+    })  # fmt: skip
+
+
+def _bar(total: int | None, what: str, quiet: bool) -> Any:
+    from tqdm import tqdm
+
+    hidden = True if quiet else None  # None: only on a terminal
+    return tqdm(total=total, desc=what, unit=" chunks", unit_scale=True, delay=1.0, leave=False,
+                disable=hidden)  # fmt: skip
+
+
+def _draw(run: Any, path: str, picture: str, component: str | None) -> None:
+    from zephon_jax import plot
+
+    if picture == "lanes":
+        if component is None:
+            raise ValueError("--picture lanes needs --component, the name of one component.")
+        figure = plot.lane_map(run, component)
+    else:
+        figure = getattr(plot, picture)(run)
+    try:
+        figure.savefig(path, dpi=150)
+    except ValueError as error:
+        raise ValueError(f"the picture {path} cannot be written: {error}") from None
+
+
+@cli.command()
+@click.argument("state", type=click.Path())
+@click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
+@click.option("--config", type=click.Path(), help="Check it against this configuration.")
+@_json
+@_careful
+def inspect(state: str, step: int | None, config: str | None, as_json: bool) -> None:
+    """Says what is in a saved state or checkpoint."""
+    if state.lower().endswith(SUFFIXES):
+        raise ValueError(f"{state} is a configuration, not a state: use zephon-jax config {state}.")
+    found = inspect_states(load_states(state, step))
+    facts, text = {**_named(found), "missing": found.missing}, found.summary()
+    differs: list[str] = []
+    if config is not None:
+        differs = _differs(found, read_config_file(config).source())
+        facts["differs"] = differs
+        text += (
+            f"\n! it belongs to a run with other {', '.join(differs)} than {config}"
+            if differs
+            else f"\nit belongs to {config}"
+        )
+    _answer(as_json, text, facts)
+    sys.exit(1 if differs else 0)
+
+
+def _differs(found: Inspected, source: WorkSource) -> list[str]:
+    """The settings in which states differ from a source."""
+    mine = inspect_states(encode_state(source.init())).lanes[0].settings
+    things = [t for lane in found.lanes for t in mine if lane.settings.get(t) != mine[t]]
+    return list(dict.fromkeys(things))
+
+
+@cli.command()
+@click.argument("states", nargs=-1, required=True, type=click.Path())
+@_config
+@click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
+@_json
+@_careful
+def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool) -> None:
+    """Proves from states alone which samples have been read how often.
+
+    STATES are a checkpoint's folder, or files of states, one for each lane.
+    """
+    read = read_config_file(config)
+    loaded = [load_states(path, step) for path in states]
+    elastic = any(isinstance(one, dict) and "lanes" in one for one in loaded)
+    result = audit_states(
+        read.source(),
+        loaded[0] if len(loaded) == 1 else loaded,
+        read_config=None if elastic and len(loaded) == 1 else read.read,
+    )
+    _answer(as_json, result.summary(), {
+        "whole_chunks": result.whole_chunks, "lanes": result.lanes, "missing": result.missing,
+        "samples": result.samples, "seen": result.seen, "gaps": result.gaps,
+        "doubles": result.doubles, "notes": result.notes,
+    })  # fmt: skip
+    sys.exit(1 if result.missing or result.doubles or result.gaps else 0)
+
+
+@cli.command()
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@_chunks
+@_lanes
+@_json
+@_careful
+def diff(a: str, b: str, chunks: int | None, lanes: int | None, as_json: bool) -> None:
+    """Compares two configurations or two states: what differs, and from which chunk on."""
+    configs = [path.lower().endswith(SUFFIXES) for path in (a, b)]
+    if all(configs):
+        first, second = read_config_file(a), read_config_file(b)
+        different = _diff_configs(first, second, chunks, lanes, as_json)
+    elif any(configs):
+        raise ValueError(
+            "diff takes two configurations or two states; to see whether a state belongs to a"
+            " configuration, use: zephon-jax inspect STATE --config FILE."
+        )
+    else:
+        different = _diff_states(a, b, as_json)
+    sys.exit(1 if different else 0)
+
+
+def _diff_configs(
+    first: RunConfig, second: RunConfig, chunks: int | None, lanes: int | None, as_json: bool
+) -> bool:
+    num_lanes = first.num_lanes if lanes is None else lanes
+    found = diff_sources(first.source(), second.source(), chunks, num_lanes, read_config=first.read)
+    notes = [
+        f"{name} differs: {one!r} against {other!r}"
+        for name, one, other in (
+            ("run.num_lanes", first.num_lanes, second.num_lanes),
+            ("run.read", first.read, second.read),
+        )
+        if one != other
+    ]
+    _answer(as_json, "\n".join([found.summary(), *notes]), {**_named(found), "notes": notes})
+    return not found.same or bool(notes)
+
+
+def _diff_states(a: str, b: str, as_json: bool) -> bool:
+    pair = [inspect_states(load_states(path)) for path in (a, b)]
+    lines = []
+    if not all(found.lanes for found in pair):
+        raise ValueError("states can be compared where they are those of a mixture.")
+    one, other = (found.lanes[0].settings for found in pair)
+    things = [thing for thing in one if one[thing] != other.get(thing)]
+    if things:
+        lines.append(f"the states are of runs with other {', '.join(things)}")
+    if pair[0].num_lanes != pair[1].num_lanes:
+        lines.append(f"lanes differ: {pair[0].num_lanes} against {pair[1].num_lanes}")
+    places = [{lane.lane: (lane.chunk, lane.slot) for lane in found.lanes} for found in pair]
+    moved = [lane for lane in places[0] if lane in places[1] and places[0][lane] != places[1][lane]]
+    for lane in moved[:8]:
+        (chunk, slot), (then, there) = places[0][lane], places[1][lane]
+        lines.append(
+            f"lane {lane}: chunk {chunk:,} slot {slot:,} against chunk {then:,} slot {there:,}"
+        )
+    if len(moved) > 8:
+        lines.append(f"and {len(moved) - 8} more lanes")
+    apart = sorted(set(places[0]) ^ set(places[1]), key=str)
+    if apart and pair[0].num_lanes == pair[1].num_lanes:
+        lines.append(f"lanes that only one of them has: {apart[:16]}")
+    facts = {"same": not lines, "settings": things, "lanes": moved, "notes": lines}
+    _answer(as_json, "\n".join(lines) or "the states are at the same place of the same run", facts)
+    return bool(lines)
+
+
+@cli.command()
+@_config
+@click.argument("dataset")
+@click.argument("shard", type=int)
+@click.argument("sample", type=int)
+@_chunks
+@_lanes
+@_json
+@_careful
+def locate(
+    config: str, dataset: str, shard: int, sample: int, chunks: int | None, lanes: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Says when a run holds a sample: SAMPLE of SHARD of DATASET, by name."""
+    read = read_config_file(config)
+    source = read.source()
+    ids = source.component_ids()
+    if dataset not in ids:
+        raise ValueError(f"there is no dataset {dataset!r} in {config}; it has {list(ids)}.")
+    places = source.locate(
+        (ids[dataset], shard, sample),
+        read.num_lanes if lanes is None else lanes,
+        read.num_chunks if chunks is None else chunks,
+        read_config=read.read,
+    )
+    rows = [("pass", "chunk", "lane", "lane step", "slot")]
+    rows += [tuple(f"{value:,}" for value in place) for place in places]
+    _answer(as_json, _table(rows) if places else "never", places)
+
+
+@cli.command(name="config")
+@click.argument("file", required=False, type=click.Path())
+@_json
+@_careful
+def config_(file: str | None, as_json: bool) -> None:
+    """Prints a configuration with every key explained, or checks FILE.
+
+    With --json and no FILE: the JSON schema.
+    """
+    if file is None:
+        _answer(as_json, TEMPLATE.rstrip(), schema())
+        return
+    source = read_config_file(file).source()
+    facts = {
+        "source": repr(source),
+        "datasets": [_facts(dataset) for dataset in source.datasets_by_id.values()],
+    }
+    _answer(as_json, f"{file} is right: {source!r}", facts)

@@ -1,0 +1,228 @@
+"""Whether two runs have the same order, and if not, from where on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax._xp import as_int
+from zephon_jax.lane_states import differences
+from zephon_jax.reading import MixtureReadConfig, check_read_config
+from zephon_jax.run_rows import stretches
+from zephon_jax.source import WorkSource, check_lane, check_source
+from zephon_jax.static_mixture import StaticMixtureWorkSource
+
+__all__ = ["OrderDifference", "SampleName", "diff"]
+
+_LOOKED_AT = 1000  # chunks that are compared sample by sample unless told otherwise
+# Settings that change which sample a draw is, or how a chunk is read; the others change counts.
+_OF_DRAWS = {
+    "order version", "dataset names", "shard counts", "chunk_size", "seed", "shuffle_shards",
+    "shuffle_within_shard", "shuffle_block_size", "reshuffle_on_repeat",
+}  # fmt: skip
+
+
+class SampleName(NamedTuple):
+    """A sample by the name of its dataset: ids of datasets differ between sources."""
+
+    dataset: str
+    shard_id: int
+    sample_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OrderDifference:
+    """What `zx.diff` found out about two runs."""
+
+    # True where the order is the same, for the whole of both runs or for `num_chunks`.
+    same: bool
+    # True where that is known for ever: the settings that decide the order are the same.
+    proven: bool
+    # Settings that differ, by what states call them; empty where a source cannot say.
+    settings: tuple[str, ...]
+    # Chunks that were compared.
+    num_chunks: int
+    # First chunk that differs, and the first place in its reading order that does.
+    chunk: int | None = None
+    slot: int | None = None
+    # What lies there in each run; None where a run, or its chunk, has ended.
+    first: SampleName | None = None
+    second: SampleName | None = None
+    # First chunk that goes to another lane, where lanes were asked for.
+    lane_chunk: int | None = None
+
+    def summary(self) -> str:
+        """The difference in words."""
+        lines = []
+        if self.settings:
+            lines.append(f"settings that differ: {', '.join(self.settings)}")
+        if self.proven:
+            lines.append("the order is the same: so are all settings that decide it")
+        elif self.chunk is None:
+            lines.append(f"no difference in the first {self.num_chunks:,} chunks")
+        else:
+            lines.append(
+                f"the order differs from chunk {self.chunk:,} on, slot {self.slot:,}:"
+                f" {_said(self.first)} against {_said(self.second)}"
+            )
+        if self.lane_chunk is not None:
+            lines.append(f"lanes differ from chunk {self.lane_chunk:,} on")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+
+def _said(sample: SampleName | None) -> str:
+    if sample is None:
+        return "the end"
+    return f"sample {sample.sample_index:,} in shard {sample.shard_id:,} of {sample.dataset!r}"
+
+
+def diff(
+    first: WorkSource,
+    second: WorkSource,
+    num_chunks: int | None = None,
+    num_lanes: int = 1,
+    *,
+    read_config: MixtureReadConfig | None = None,
+) -> OrderDifference:
+    """Compares the orders of two runs: the same, or the first difference.
+
+    Args:
+      first: A source.
+      second: Another one.
+      num_chunks: Chunks to compare; by default 1,000 where samples have to be compared one by one,
+        and a million where counts tell.
+      num_lanes: Lanes, to compare which lane gets each chunk too.
+      read_config: How chunks are read; smooth weighted round robin by default.
+
+    Returns:
+      A record that prints itself in words.
+
+    Raises:
+      TypeError, ValueError: If an argument is not allowed.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> sets = [zx.Dataset.from_counts("web", [600]), zx.Dataset.from_counts("toy", [100])]
+      >>> source = zx.StaticMixtureWorkSource(sets, {"web": 3, "toy": 1}, chunk_size=100)
+      >>> zx.diff(source, source.replace(exhausted_policy="stop"))
+      settings that differ: exhausted_policy, stop_after_passes
+      the order differs from chunk 4 on, slot 0: sample 300 in shard 0 of 'web' against the end
+    """
+    check_source(first)
+    check_source(second)
+    num_lanes = check_lane(0, num_lanes)[1]
+    if num_chunks is not None:
+        num_chunks = as_int(num_chunks, "num_chunks", 0)
+    config = check_read_config(read_config)
+    if not isinstance(first, StaticMixtureWorkSource) or not isinstance(
+        second, StaticMixtureWorkSource
+    ):
+        return _by_samples(first, second, num_chunks or _LOOKED_AT, config, ())
+    things = tuple(differences(first.run.config, second.run.config))
+    if not things:
+        return OrderDifference(same=True, proven=True, settings=(), num_chunks=0)
+    if _OF_DRAWS & set(things):
+        found = _by_samples(first, second, num_chunks or _LOOKED_AT, config, things)
+    else:
+        found = _by_counts(first, second, num_chunks or 10**6, config, things)
+    lane_chunk = _lanes(first, second, found.num_chunks, num_lanes)
+    if lane_chunk is None:
+        return found
+    return _replace(found, lane_chunk=lane_chunk, same=False)
+
+
+def _replace(found: OrderDifference, **fields: Any) -> OrderDifference:
+    names = OrderDifference.__slots__
+    return OrderDifference(**{**{name: getattr(found, name) for name in names}, **fields})
+
+
+def _lanes(
+    first: StaticMixtureWorkSource, second: StaticMixtureWorkSource, stop: int, num_lanes: int
+) -> int | None:
+    """The first chunk that goes to another lane."""
+    chunks = np.arange(max(1, stop))
+    pair = [source.lanes_of_chunks(chunks, num_lanes) for source in (first, second)]
+    other = np.flatnonzero(pair[0] != pair[1])
+    return int(other[0]) if other.size else None
+
+
+def _by_counts(
+    first: StaticMixtureWorkSource,
+    second: StaticMixtureWorkSource,
+    num_chunks: int,
+    config: MixtureReadConfig,
+    things: tuple[str, ...],
+) -> OrderDifference:
+    """Where each draw is the same sample in both: the first chunk of other counts tells."""
+    at = 0
+    pair = [_rows(source, num_chunks) for source in (first, second)]
+    left = [np.zeros((0, len(first.component_ids())), dtype=np.int64)] * 2
+    ended = [False, False]
+    while at < num_chunks:
+        for n in range(2):
+            if not len(left[n]) and not ended[n]:
+                left[n] = next(pair[n], left[n])
+                ended[n] = not len(left[n])
+        size = min(len(left[0]), len(left[1]))
+        if not size:
+            break
+        differs = (left[0][:size] != left[1][:size]).any(axis=1)
+        if differs.any():
+            at += int(differs.argmax())
+            break
+        at, left = at + size, [part[size:] for part in left]
+    if at >= num_chunks or all(ended):
+        return OrderDifference(same=True, proven=False, settings=things, num_chunks=at)
+    return _by_samples(first, second, at + 1, config, things, start=at)
+
+
+def _rows(source: StaticMixtureWorkSource, num_chunks: int) -> Iterator[np.ndarray]:
+    return (part.counts for part in stretches(source, num_chunks, 1) if len(part.counts))
+
+
+def _by_samples(
+    first: WorkSource,
+    second: WorkSource,
+    num_chunks: int,
+    config: MixtureReadConfig,
+    things: tuple[str, ...],
+    start: int = 0,
+) -> OrderDifference:
+    """Compares chunks in reading order, sample by sample."""
+    runs = [_named(source, start, config) for source in (first, second)]
+    at = start
+    for at, pair in enumerate(zip_longest(*runs), start):
+        if at >= num_chunks:
+            break
+        one, other = (() if names is None else names for names in pair)
+        if list(one) != list(other):
+            slot = next(
+                n for n, (a, b) in enumerate(zip_longest(one, other)) if a != b
+            )  # fmt: skip
+            here = [names[slot] if slot < len(names) else None for names in (one, other)]
+            return OrderDifference(
+                same=False, proven=False, settings=things, num_chunks=at + 1, chunk=at, slot=slot,
+                first=here[0], second=here[1],
+            )  # fmt: skip
+    else:
+        at += 1
+    return OrderDifference(same=True, proven=False, settings=things, num_chunks=at)
+
+
+def _named(source: WorkSource, start: int, config: MixtureReadConfig) -> Iterator[list[SampleName]]:
+    """The chunks of the one-lane run from one on, as names of samples in reading order."""
+    names = {d: getattr(one, "name", str(d)) for d, one in source.datasets_by_id.items()}
+    state = source.seek(start)
+    while True:
+        chunk, state = source.next_chunk(state)
+        if chunk is None:
+            return
+        rows = chunk.order(config)[1].tolist()
+        yield [SampleName(names.get(d, str(d)), shard, index) for d, shard, index in rows]
