@@ -21,7 +21,7 @@ __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 
 _SCAN_BYTES = 1 << 20
 # Two wanted lines less than this far apart are fetched by one read.
-_GAP_BYTES = 1 << 14
+_GAP_BYTES = 1 << 12
 # One read never asks for more than this, which bounds the memory besides the records.
 _RUN_BYTES = 1 << 23
 
@@ -91,6 +91,10 @@ def _runs(first: np.ndarray, last: np.ndarray) -> list[tuple[int, int]]:
     return groups
 
 
+class _CutError(ValueError):
+    """The file is shorter than its index says."""
+
+
 class JsonlShard:
     """An open JSON Lines file."""
 
@@ -106,34 +110,35 @@ class JsonlShard:
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns the parsed lines, reading neighbors with one system call."""
         first, last = self._offsets[indices], self._offsets[indices + 1]
-        records: list[Any] = []
-        for begin, end in _runs(first, last):
-            base = int(first[begin])
-            data = self._fetch(base, int(last[end - 1]) - base)
-            low = (first[begin:end] - base).tolist()
-            high = (last[begin:end] - base).tolist()
-            self._parse(data, low, high, indices[begin:end], records)
-        return records
-
-    def _fetch(self, offset: int, length: int) -> memoryview:
-        data = os.pread(self._fd, length, offset)
-        if len(data) < length:
-            raise ValueError(f"the file ends at byte {offset + len(data)}, inside known lines")
-        return memoryview(data)
-
-    def _parse(self, data, low, high, indices, records) -> None:
-        loads = self._loads
-        position = 0
+        starts, stops = first.tolist(), last.tolist()
+        loads, records = self._loads, []
         try:
-            for position, (start, end) in enumerate(zip(low, high, strict=True)):  # noqa: B007
-                records.append(loads(data[start:end]))
+            for begin, end in _runs(first, last):
+                base = starts[begin]
+                data = self._fetch(base, stops[end - 1] - base)
+                if end - begin == 1:
+                    records.append(loads(data))
+                    continue
+                view = memoryview(data)
+                for start, stop in zip(starts[begin:end], stops[begin:end], strict=True):
+                    records.append(loads(view[start - base : stop - base]))
+        except _CutError:
+            raise
         except ValueError as error:
-            index = int(indices[position])
-            text = bytes(data[low[position] : high[position]][:60])
+            place = len(records)
+            text = self._fetch(starts[place], min(60, stops[place] - starts[place]))
+            index = int(indices[place])
             raise ValueError(
                 f"record {index} (line {self._line_number(index)}) is not valid JSON "
                 f"({error}): it starts with {text!r}"
             ) from error
+        return records
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        if len(data) < length:
+            raise _CutError(f"the file ends at byte {offset + len(data)}, inside known lines")
+        return data
 
     def _line_number(self, index: int) -> int:
         """Counts line breaks, because blank lines are not records."""
