@@ -617,8 +617,10 @@ def test_ranks_get_different_data():
 def test_few_shards_starve_nobody():
     """HF datasets#8669: workers starved when a source had few shards."""
     datasets = [
-        zx.Dataset.from_source(f"s{n}", list(range(size))) for n, size in enumerate((10, 100, 250))
+        zx.Dataset.from_source(f"s{n}", list(range(size)), shard_size=10)
+        for n, size in enumerate((10, 100, 250))
     ]
+    assert [len(dataset.shard_counts) for dataset in datasets] == [1, 10, 25]
     mix = {"s0": 10, "s1": 100, "s2": 250}
     source = zx.StaticMixtureWorkSource(datasets, mix, chunk_size=45)
     for count in (1, 2, 4, 8):
@@ -637,11 +639,11 @@ def test_lanes_read_different_streams():
 
 def test_more_hosts_than_files():
     """maxtext PR#4335: more hosts than files always raised."""
-    with_shards = zx.StaticMixtureWorkSource(
-        [zx.Dataset.from_source(f"f{n}", list(range(size))) for n, size in enumerate((30, 30, 20))],
-        {"f0": 30, "f1": 30, "f2": 20}, chunk_size=1, exhausted_policy="redistribute",
-    )  # fmt: skip
-    runs = [list(d) for d in hosts(with_shards, 8, rows, 8)]
+    numbers = zx.Dataset.from_source("n", list(range(80)), shard_size=27)
+    assert len(numbers.shard_counts) == 3
+    source = zx.StaticMixtureWorkSource([numbers], {"n": 1}, chunk_size=1)
+    runs = [list(d) for d in hosts(source, 8, rows, 8, global_batch_size=8)]
+    assert [len(run) for run in runs] == [10] * 8
     assert [len(ids_of(run)) for run in runs] == [10] * 8
     assert len({sample for run in runs for sample in ids_of(run)}) == 80
 

@@ -182,6 +182,38 @@ def test_what_a_pipeline_raises_when_it_is_made_names_the_lane():
         hosts(readable(), 4, rows, 1, timeout=0)
 
 
+def test_arguments_that_are_not_what_they_should_be(tmp_path):
+    iterator = iter(hosts(readable(), 4, rows, 1)[0])
+    for call, kind, text in (
+        (lambda: hosts([1], 4, rows, 1), TypeError, r"source must be a zx.WorkSource; got \[1\]"),
+        (lambda: hosts(readable(), 4, None, 1), TypeError, "pipeline must be a function"),
+        (lambda: zx.save_checkpoint(tmp_path, [1]), TypeError, "GlobalBatches; got list"),
+        (lambda: zx.restore_checkpoint(tmp_path, [1]), TypeError, "GlobalBatches; got list"),
+        (lambda: zx.save_checkpoint(tmp_path, iterator, -1), ValueError, "step must be at least 0"),
+        (lambda: zx.restore_checkpoint(tmp_path, iterator, "x"), TypeError, "step must be an int"),
+        (lambda: zx.save_checkpoint(tmp_path, iterator, keep=0), ValueError, "keep must be at lea"),
+    ):
+        with pytest.raises(kind, match=text):
+            call()
+    assert list(tmp_path.iterdir()) == []
+    lock = threading.Lock()
+    [held] = hosts(readable(), 4, lambda lane: (lock, rows(lane))[1], 1, num_workers=1)
+    with pytest.raises(TypeError, match=r"cannot be pickled: .*lock.*num_workers at 0"):
+        next(iter(held))
+
+
+@pytest.mark.parametrize("used", [-1, 4, 99])
+def test_states_that_say_nonsense_of_their_batch(used):
+    iterator = iter(hosts(readable(), 4, lambda lane: rows(lane).batch(3), 1,
+                          global_batch_size=4)[0])  # fmt: skip
+    next(iterator)
+    state = iterator.get_state()
+    bad = {**state, "lanes": {**state["lanes"], "1": {**state["lanes"]["1"], "used": used}}}
+    with pytest.raises(ValueError, match=f"lane 1: .*{used} rows of a batch were used"):
+        iterator.set_state(bad)
+    assert iterator.get_state() == state
+
+
 def test_closing_twice_and_using_what_is_closed():
     iterator = iter(hosts(readable(), 4, rows, 1)[0])
     next(iterator)

@@ -18,9 +18,11 @@ from typing import Any
 import fsspec
 
 from zephon_jax import _compat
+from zephon_jax._xp import as_int
 from zephon_jax.elastic_run import PipelineChanged
 
 __all__ = [
+    "check_iterator",
     "from_files",
     "lane_files",
     "load_files",
@@ -163,6 +165,19 @@ async def load_files(directory: Any, iterator: Any) -> None:
 # Directories
 
 
+def check_iterator(iterator: Any) -> None:
+    """Checks that something is the iterator of an elastic dataset, or stands on one.
+
+    Raises:
+      TypeError: If it is not.
+    """
+    if not hasattr(getattr(iterator, "dataset", None), "owned_lanes"):
+        raise TypeError(
+            "checkpoints are of the iterator of an ElasticIterDataset, or of GlobalBatches; got"
+            f" {type(iterator).__name__}."
+        )
+
+
 def _write(fs: Any, path: str, data: bytes) -> None:
     """Writes a file that exists whole or not at all."""
     if not getattr(fs, "local_file", False):
@@ -265,8 +280,9 @@ def save_checkpoint(
       The checkpoint's folder.
 
     Raises:
+      TypeError, ValueError: If an argument is not allowed.
       TimeoutError: If another host does not come.
-      RuntimeError: If another host could not write.
+      RuntimeError: If another host could not write, or is at another step.
 
     Example:
       >>> import tempfile, zephon_jax as zx
@@ -282,13 +298,16 @@ def save_checkpoint(
       >>> step, next(again)["data"].tolist() == next(iterator)["data"].tolist()
       (1, True)
     """
+    check_iterator(iterator)
+    step = None if step is None else as_int(step, "step", 0)
+    keep = None if keep is None else as_int(keep, "keep", 1)
     gather = gather or _gather
     tag = f"save {next(_saves)}"  # before anything can fail: all hosts count alike
     fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
     report, folder, error = {}, "", ""
     try:
         state = dict(iterator.get_state() if state is None else state)
-        step = int(state["step"]) if step is None else int(step)
+        step = int(state["step"]) if step is None else step
         folder = f"{root.rstrip('/')}/step_{step:010d}"
         report = _write_lanes(fs, folder, state, iterator.dataset.written_lanes)
     except Exception as problem:
@@ -307,7 +326,7 @@ def save_checkpoint(
         try:
             _complete(fs, folder, state, reports)
             if keep is not None:
-                _prune(fs, root.rstrip("/"), max(1, keep))
+                _prune(fs, root.rstrip("/"), keep)
         except Exception as problem:
             done = f"{type(problem).__name__}: {problem}"
     failed = [text for text in gather(f"{tag}, manifest", done, timeout) if text]
@@ -361,6 +380,8 @@ def restore_checkpoint(
       ValueError: If it is damaged, or does not belong to this run and pipeline, naming lane and
         file. The iterator is then where it was.
     """
+    check_iterator(iterator)
+    step = None if step is None else as_int(step, "step", 0)
     fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
     chosen, folder = _choose(fs, root, directory, step)
     files = _read_files(fs, folder, iterator.dataset.owned_lanes)
@@ -380,12 +401,12 @@ def _choose(fs: Any, root: str, directory: Any, step: int | None) -> tuple[int, 
     """The step and the folder of a checkpoint: the one asked for or the newest complete one."""
     folders = _steps(fs, root.rstrip("/"))
     complete = [n for n in sorted(folders) if _manifests(fs, folders[n])]
-    if not complete or (step is not None and int(step) not in complete):
+    if not complete or (step is not None and step not in complete):
         which = "" if step is None else f" of step {step}"
         raise FileNotFoundError(
             f"no complete checkpoint{which} in {directory}; complete ones: {complete}."
         )
-    chosen = complete[-1] if step is None else int(step)
+    chosen = complete[-1] if step is None else step
     return chosen, folders[chosen]
 
 

@@ -19,7 +19,7 @@ from zephon_jax.keys import digest_words
 from zephon_jax.lane_rows import LaneError, LanePlan, LaneRows
 from zephon_jax.lengths import ENDLESS, check_even, lane_lengths
 from zephon_jax.reading import MixtureReadConfig
-from zephon_jax.source import WorkSource
+from zephon_jax.source import WorkSource, check_source
 
 __all__ = ["ElasticIterDataset", "ElasticIterator", "LaneError"]
 
@@ -91,6 +91,12 @@ class ElasticIterDataset(grain.IterDataset):
         timeout: float = 600.0,
     ):
         super().__init__()
+        check_source(source)
+        if not callable(pipeline):
+            raise TypeError(
+                "pipeline must be a function of a lane's dataset that returns a grain.IterDataset;"
+                f" got {pipeline!r}."
+            )
         self.num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
         owned = _plain_lanes(self.num_lanes, process_index, process_count)
         self._own(owned, owned)

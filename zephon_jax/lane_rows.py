@@ -178,7 +178,8 @@ class LaneRows:
             pipeline, used = state["pipeline"], int(state["used"])
             self._iterator.set_state(pipeline)
             self._forget()
-            if used and not (self._batched and self._open_batch() and used <= self._size):
+            opened = used and self._batched and self._open_batch()
+            if used and not (opened and 0 < used <= self._size):
                 raise ValueError(f"{used} rows of a batch were used, and there is no such batch")
             self._used = used
         except Exception as error:

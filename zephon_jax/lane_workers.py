@@ -120,6 +120,18 @@ def _sendable(error: Exception) -> Exception:
     return error
 
 
+def _packed(plan: LanePlan, owned: Sequence[int]) -> bytes:
+    import cloudpickle
+
+    try:
+        return cloudpickle.dumps((plan, owned))
+    except Exception as error:
+        raise TypeError(
+            "the source and the pipeline go to worker processes, and something in them cannot be"
+            f" pickled: {error}. Make it inside the pipeline, or leave num_workers at 0."
+        ) from error
+
+
 class ProcessEngine:
     """Lanes in worker processes, each with a contiguous share of them."""
 
@@ -130,13 +142,11 @@ class ProcessEngine:
         self._workers: list[tuple[Any, Any]] = []
 
     def _start(self) -> None:
-        import cloudpickle
-
         context = multiprocessing.get_context("spawn")
         with _for_workers():
             for a, b in self._shares:
                 mine, theirs = context.Pipe()
-                packed = cloudpickle.dumps((self._plan, self._owned[a:b]))
+                packed = _packed(self._plan, self._owned[a:b])
                 process = context.Process(
                     target=_work, args=(theirs, packed), name="zephon_jax lanes", daemon=True
                 )

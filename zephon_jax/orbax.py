@@ -13,7 +13,7 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from zephon_jax.checkpoint import from_files, lane_files, to_files
+from zephon_jax.checkpoint import check_iterator, from_files, lane_files, to_files
 
 __all__ = ["ElasticHandler", "ElasticRestore", "ElasticSave"]
 
@@ -58,11 +58,7 @@ class ElasticHandler(ocp.CheckpointHandler):
 def _iterator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = kwargs.get("args", args[0] if args else kwargs.get("item"))
     iterator = getattr(given, "item", given)
-    if not hasattr(getattr(iterator, "dataset", None), "owned_lanes"):
-        raise TypeError(
-            "ElasticHandler saves and restores the iterator of an ElasticIterDataset; got"
-            f" {type(iterator).__name__}."
-        )
+    check_iterator(iterator)
     return iterator
 
 
