@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from zephon_jax import plot
     from zephon_jax.checkpoint import restore_checkpoint, save_checkpoint
     from zephon_jax.elastic import ElasticIterDataset, LaneError
+    from zephon_jax.ensure_mixture import EnsureMixture
     from zephon_jax.global_batch import GlobalBatches, in_step, to_global
     from zephon_jax.grain_datasets import LaneIterDataset, MixtureMapDataset
     from zephon_jax.lane_transforms import FlushIterDataset, stamp_exhausted
@@ -37,6 +38,7 @@ __all__ = [
     "Audit",
     "Dataset",
     "ElasticIterDataset",
+    "EnsureMixture",
     "FlushIterDataset",
     "GlobalBatches",
     "LaneError",
@@ -83,6 +85,7 @@ __version__ = "0.1.0"
 
 _ON_GRAIN = {  # name: the module that has it
     "ElasticIterDataset": "elastic",
+    "EnsureMixture": "ensure_mixture",
     "FlushIterDataset": "lane_transforms",
     "GlobalBatches": "global_batch",
     "LaneError": "elastic",
