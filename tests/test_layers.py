@@ -22,7 +22,8 @@ LAYERS = [
     ["locate", "run_index", "lane_states"],
     ["mixture_run", "static_mixture"],
     ["run_rows"],
-    ["simulation", "simulate_words", "simulate", "progress", "seen", "audit"],
+    ["shard_reads", "simulation", "simulate_words", "simulate"],
+    ["progress", "seen", "audit", "diff", "inspect_state"],
 ]
 
 

@@ -165,6 +165,85 @@ def test_table_and_csv(tmp_path):
     assert [float(row["share:b"]) for row in rows] == run.shares[:, 1].tolist()
 
 
+@pytest.mark.parametrize("block", [None, 8, "global"])
+def test_token_mixtures_are_measured_in_tokens(block):
+    """Shares, targets and what is ahead are tokens, by the costs that the draws were queued by."""
+    sets = [zx.Dataset.from_counts(name, [20, 30]) for name in "ab"]
+    tokens = zx.TokenEstimation.from_shard_totals({"a": [2000, 900], "b": [100, 600]})
+    source = zx.StaticMixtureWorkSource(
+        sets, {"a": 1, "b": 1}, chunk_size=7, stop_after_passes=3, token_estimation=tokens,
+        shuffle_block_size=block,
+    )  # fmt: skip
+    run = zx.simulate(source, num_lanes=2)
+    assert run.unit == "tokens"
+    assert_equal_draws(run, stepped(source, None, 2))
+    costs = source.eras.rules.costs
+    unit = costs[0].draw(50).before / 2900
+    for d in range(2):
+        spent = [costs[d].draw(int(n)).before / unit for n in run.drawn[:, d]]
+        assert np.allclose(np.cumsum(run.tokens[:, d]), spent)
+    ahead = np.cumsum(run.tokens - 0.5 * run.tokens.sum(axis=1, keepdims=True), axis=0)
+    assert np.allclose(run.deviation, ahead)
+    assert np.abs(run.deviation).max() < 2 * 100  # two draws, the dearest of which cost 100
+    assert np.allclose(run.shares.sum(axis=1), 1)
+    assert abs(run.tokens.sum(axis=0)[0] / run.tokens.sum() - 0.5) < 0.02
+    assert "share of tokens" in str(run)
+    merged = zx.simulate(source, stride=5)
+    assert np.allclose(merged.tokens.sum(axis=0), run.tokens.sum(axis=0))
+
+
+def assert_equal_draws(run, expected):
+    assert run.draws.tolist() == [counts for _, _, counts, _ in expected]
+
+
+@pytest.mark.parametrize("name", ["redistribute", "passes", "one dataset"])
+@pytest.mark.parametrize(("window", "cache"), [(1, None), (4, 60), (3, 0)])
+def test_reads_are_those_of_a_cache_of_shards(name, window, cache):
+    source = SOURCES[name]()
+    counts = [dataset.shard_counts.tolist() for dataset in source.datasets_by_id.values()]
+    held, shards, fetched, number = [], [], [], []
+    for g, chunk in enumerate(chunks_of(source)):
+        if g % window == 0:
+            shards.append([set() for _ in counts])
+            fetched.append(0)
+            number.append(0)
+        for d, ids in enumerate(chunk.components.values()):
+            order = list(dict.fromkeys((d, int(shard)) for shard in ids[:, 1]))
+            shards[-1][d].update(order)
+            for one in order:
+                if one not in held:
+                    fetched[-1] += counts[d][one[1]]
+                    number[-1] += 1
+                held = [other for other in held if other != one] + [one]
+                while (
+                    cache is not None
+                    and len(held) > 1
+                    and sum(counts[a][b] for a, b in held) > cache
+                ):
+                    held.pop(0)
+    reads = zx.simulate(source, window=window, cache_bytes=cache).reads
+    assert reads.shards.tolist() == [[len(one) for one in row] for row in shards]
+    assert (reads.fetched.tolist(), reads.unit) == (fetched, "samples")
+    assert reads.fetched_shards.tolist() == number
+    assert reads.chunk.tolist() == list(range(0, reads.num_chunks, window))
+
+
+def test_reads_in_bytes_and_of_the_beginning_of_a_long_run(tmp_path, monkeypatch):
+    for n in range(3):
+        (tmp_path / f"{n}.jsonl").write_text('{"a": 1}\n' * 10 * (n + 1))
+    dataset = zx.Dataset.from_path("web", tmp_path)
+    source = zx.StaticMixtureWorkSource([dataset], {"web": 1}, chunk_size=10)
+    run = zx.simulate(source, window=2)
+    assert run.reads.unit == "bytes"
+    assert run.reads.fetched.sum() == 60 * 9
+    assert "540 bytes" in str(run)
+    sets = [zx.Dataset.from_counts("a", [50, 50], num_bytes=[700, 300])]
+    source = zx.StaticMixtureWorkSource(sets, {"a": 1}, chunk_size=10)
+    monkeypatch.setattr("zephon_jax.shard_reads._MOST_SAMPLES", 60)
+    reads = zx.simulate(source, window=1).reads
+    assert (reads.num_chunks, int(reads.fetched.sum())) == (6, 1000)
+
+
 # Words
 
 
@@ -248,6 +327,10 @@ def test_arguments_are_checked():
         (lambda: zx.simulate(source, 1.5), TypeError, "num_chunks"),
         (lambda: zx.simulate(source, 5, 0), ValueError, "num_lanes"),
         (lambda: zx.simulate(source, 5, stride=0), ValueError, "stride"),
+        (lambda: zx.simulate(source, 5, window=0), ValueError, "window"),
+        (lambda: zx.simulate(source, 5, cache_bytes=9), ValueError, "without window="),
+        (lambda: zx.simulate(source, 5, window=1, cache_bytes=-1), ValueError, "cache_bytes"),
+        (lambda: zx.simulate(CountSource(), window=1), ValueError, "shards are not known"),
     ):
         with pytest.raises(error, match=text):
             call()

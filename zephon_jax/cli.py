@@ -216,6 +216,8 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
 @click.option("--picture", type=click.Choice(_PICTURES), default="mixture", show_default=True,
               help="Which picture.")  # fmt: skip
 @click.option("--component", help="For the picture of lanes: whose samples to show.")
+@click.option("--window", type=int, help="Count the shards touched by windows of so many chunks.")
+@click.option("--cache-bytes", type=int, help="With --window: what a cache of shards may hold.")
 @click.option("--csv", type=click.Path(), help="Write the table of chunks to this file.")
 @_json
 @_careful
@@ -226,6 +228,8 @@ def simulate(
     plot: str | None,
     picture: str,
     component: str | None,
+    window: int | None,
+    cache_bytes: int | None,
     csv: str | None,
     as_json: bool,
 ) -> None:
@@ -235,7 +239,12 @@ def simulate(
     source = read.source()
     with _bar(chunks, "simulating", quiet=as_json) as bar:
         run = simulate_source(
-            source, chunks, read.num_lanes if lanes is None else lanes, progress=bar.update
+            source,
+            chunks,
+            read.num_lanes if lanes is None else lanes,
+            window=window,
+            cache_bytes=cache_bytes,
+            progress=bar.update,
         )
     if csv:
         run.to_csv(csv)
@@ -244,7 +253,7 @@ def simulate(
     _answer(as_json, run.summary(), {
         "num_chunks": run.num_chunks, "num_samples": run.num_samples, "num_lanes": run.num_lanes,
         "ended": run.ended, "warnings": run.warnings, "lane_chunks": run.lane_chunks,
-        "exhausted": dict(run.exhausted),
+        "exhausted": dict(run.exhausted), "reads": run.reads,
         "components": {
             name: {
                 "samples": int(run.lane_draws[:, d].sum()), "dataset_samples": int(run.totals[d]),

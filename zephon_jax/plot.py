@@ -145,7 +145,7 @@ def mixture(
     num_rows = len(run.chunk)
     window = max(1, num_rows // 100) if window is None else as_int(window, "window", 1)
     window = min(window, num_rows)
-    drawn = np.concatenate([np.zeros_like(run.draws[:1]), run.drawn])
+    drawn = np.concatenate([np.zeros_like(run.amounts[:1]), np.cumsum(run.amounts, axis=0)])
     moved = drawn[window:] - drawn[:-window]
     shares = 100 * moved / np.maximum(1, moved.sum(axis=1, keepdims=True))
     at = _thinned(len(shares))
@@ -159,7 +159,7 @@ def mixture(
     ax.set_ylim(bottom=0)
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
     over = f", mean of {window * run.stride:,} chunks" if window * run.stride > 1 else ""
-    _dress(ax, "chunk (number in the run)", "share of samples (%)", f"Mixture over time{over}")
+    _dress(ax, "chunk (number in the run)", f"share of {run.unit} (%)", f"Mixture over time{over}")
     _legend(ax)
     return fig
 
@@ -237,7 +237,7 @@ def deviation(run: Simulation, components: Sequence[str] | None = None) -> Pictu
     axes[0].set_title(f"Prefix deviation{bound}", fontsize="medium", loc="left")
     axes[-1].xaxis.set_major_formatter(EngFormatter(sep=""))
     axes[-1].set_xlabel("chunk (number in the run)")
-    fig.supylabel("samples ahead of target", fontsize="medium")
+    fig.supylabel(f"{run.unit} ahead of target", fontsize="medium")
     return fig
 
 

@@ -6,7 +6,7 @@ the mixture has one, by a compiled scan where it has not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +16,8 @@ from zephon_jax.allocation import Allocation
 from zephon_jax.eras import UNCAPPED, Eras, Position
 from zephon_jax.source import WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
-from zephon_jax.virtual_time import VirtualTime
+from zephon_jax.token_ratios import TOKEN_UNIT
+from zephon_jax.virtual_time import Cost, VirtualTime
 
 __all__ = ["Stretch", "stretches"]
 
@@ -31,6 +32,8 @@ class Stretch(NamedTuple):
     counts: np.ndarray  # int64 (n, k), samples of each component in each chunk
     lane: np.ndarray  # int64 (n,), the lane of each chunk
     target: np.ndarray  # float64 (k,), shares that sum to 1
+    # What the shares are shares of where that is tokens, float64 (n, k); None for samples.
+    tokens: np.ndarray | None = None
     # Components that give nothing more after these chunks, or because of which the run ends there.
     gone: tuple[str, ...] = ()
     seed: int | None = None  # the seed of a chunk that has no index of its own
@@ -62,6 +65,7 @@ def _of_mixture(
     if num_chunks is None and eras.endless:
         raise ValueError(f"{source!r} never ends: say how far to look with num_chunks=.")
     position = eras.start()
+    costs = None if source.token_estimation is None else eras.rules.costs
     if eras.ended(position):
         yield Stretch(0, *_nothing(len(knobs.names)), ended=True)
         return
@@ -70,14 +74,24 @@ def _of_mixture(
         most = _BLOCK if num_chunks is None else min(_BLOCK, num_chunks - first)
         target = np.asarray(list(source.run.target_at(position).values()), dtype=np.float64)
         counts, after, gone = _next_rows(eras, position, most)
+        tokens = None if costs is None else _tokens(costs, position.drawn, counts)
         chunk = np.arange(first, first + len(counts))
         lane = source.lanes_of_chunks(chunk, num_lanes)
         names = tuple(knobs.names[d] for d in np.flatnonzero(gone))
         ended = after is None or eras.ended(after)
-        yield Stretch(first, counts, lane, target, names, ended=ended)
+        yield Stretch(first, counts, lane, target, tokens, names, ended=ended)
         if after is None or ended:
             return
         position = after
+
+
+def _tokens(costs: Sequence[Cost], before: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Tokens in each chunk, as far as they are known: float64 (n, k)."""
+    drawn = before + np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, axis=0)])
+    spent = np.zeros(drawn.shape)
+    for d in np.flatnonzero(counts.any(axis=0)).tolist():
+        spent[:, d] = [costs[d].draw(n).before / TOKEN_UNIT for n in drawn[:, d].tolist()]
+    return np.diff(spent, axis=0)
 
 
 def _nothing(num_components: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -189,7 +203,7 @@ def _by_stepping(source: WorkSource, num_chunks: int | None, num_lanes: int) -> 
             new = tuple(name for name in chunk.source_exhausted if name not in gone)
             gone.update(new)
             seed = chunk.seed if chunk.chunk_index is None else None
-            yield Stretch(index, counts, np.asarray([lane]), target, new, seed)
+            yield Stretch(index, counts, np.asarray([lane]), target, None, new, seed)
         block += 1
     if not more and all(source.next_chunk(state)[0] is None for state in states.values()):
         yield Stretch(0, *_nothing(len(place)), ended=True)

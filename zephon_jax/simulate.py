@@ -10,6 +10,7 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.run_rows import Stretch, stretches
+from zephon_jax.shard_reads import ShardReads, shard_reads
 from zephon_jax.simulate_words import warnings_of
 from zephon_jax.simulation import Simulation
 from zephon_jax.source import WorkSource, check_lane, check_source
@@ -27,6 +28,7 @@ class _Rows(NamedTuple):
     chunk: np.ndarray
     chunks: np.ndarray
     draws: np.ndarray
+    tokens: np.ndarray  # (n, 0) where weights are shares of samples
     deviation: np.ndarray
     low: np.ndarray
     high: np.ndarray
@@ -43,6 +45,7 @@ def _merged(rows: _Rows) -> _Rows:
         chunk=rows.chunk[starts],
         chunks=np.add.reduceat(rows.chunks, starts),
         draws=np.add.reduceat(rows.draws, starts),
+        tokens=np.add.reduceat(rows.tokens, starts),
         deviation=rows.deviation[ends],
         low=np.minimum.reduceat(rows.low, starts),
         high=np.maximum.reduceat(rows.high, starts),
@@ -70,9 +73,9 @@ class _Sums:
     targets: list[np.ndarray] = field(default_factory=list)
     exhausted: list[tuple[str, int]] = field(default_factory=list)
     seeds: dict[int | None, int] = field(default_factory=dict)
-    drawn: np.ndarray = field(init=False)
-    owed: np.ndarray = field(init=False)  # float64 (k,), target samples up to the target's change
-    since: int = 0  # samples since then
+    owed: np.ndarray = field(init=False)  # float64 (k,), target units up to the target's change
+    since: float = 0  # units since then
+    given: np.ndarray = field(init=False)  # units of each component so far
     first: np.ndarray = field(init=False)
     last: np.ndarray = field(init=False)
     lane_chunks: np.ndarray = field(init=False)
@@ -80,7 +83,7 @@ class _Sums:
 
     def __post_init__(self) -> None:
         k, num_lanes = self.num_components, self.num_lanes
-        self.drawn, self.owed = np.zeros(k, dtype=np.int64), np.zeros(k)
+        self.given, self.owed = np.zeros(k, dtype=np.int64), np.zeros(k)
         self.first = np.full(k, -1, dtype=np.int64)
         self.last = np.full(k, -1, dtype=np.int64)
         self.lane_chunks = np.zeros(num_lanes, dtype=np.int64)
@@ -109,12 +112,14 @@ class _Sums:
             self.since = 0
             self.targets.append(stretch.target)
             self.target_chunk.append(stretch.first_chunk)
-        samples = self.since + np.cumsum(counts.sum(axis=1))
-        drawn = self.drawn + np.cumsum(counts, axis=0)
-        ahead = drawn - (self.owed + samples[:, None] * stretch.target)
-        self.drawn, self.since = drawn[-1], int(samples[-1])
+        amounts = counts if stretch.tokens is None else stretch.tokens
+        units = self.since + np.cumsum(amounts.sum(axis=1))
+        given = self.given + np.cumsum(amounts, axis=0)
+        ahead = given - (self.owed + units[:, None] * stretch.target)
+        self.given, self.since = given[-1], units[-1]
         number = (self.num_chunks + np.arange(len(chunk))) // self.stride
-        rows = _Rows(number, chunk, np.ones_like(chunk), counts, ahead, ahead, ahead)
+        tokens = np.zeros((len(chunk), 0)) if stretch.tokens is None else stretch.tokens
+        rows = _Rows(number, chunk, np.ones_like(chunk), counts, tokens, ahead, ahead, ahead)
         self.pieces.append(_merged(rows))
         if self.stride == 1:
             self.lanes.append(stretch.lane)
@@ -143,7 +148,7 @@ class _Sums:
         if self.pieces:
             return _joined(self.pieces)
         none, wide = np.zeros(0, dtype=np.int64), np.zeros((0, self.num_components))
-        return _Rows(none, none, none, wide.astype(np.int64), wide, wide, wide)
+        return _Rows(none, none, none, wide.astype(np.int64), wide, wide, wide, wide)
 
 
 def simulate(
@@ -152,6 +157,8 @@ def simulate(
     num_lanes: int = 1,
     *,
     stride: int | None = None,
+    window: int | None = None,
+    cache_bytes: int | None = None,
     progress: Callable[[int], Any] | None = None,
 ) -> Simulation:
     """Works out what a run draws, without reading data or making sample ids.
@@ -165,6 +172,10 @@ def simulate(
       num_lanes: Lanes that the chunks are dealt to.
       stride: Chunks in a row of the record. By default 1, doubled as often as it takes for the
         rows to stay within 2^23 numbers of each kind, so that memory stays bounded.
+      window: Also go through the samples of the first chunks, 2^25 samples at most, and count the
+        shards that each window of so many chunks touches.
+      cache_bytes: With `window`: what a cache of whole shards may hold, to see what would have to
+        be fetched. None for all shards.
       progress: Called with the number of chunks that were gone through since the last call.
 
     Returns:
@@ -197,14 +208,22 @@ def simulate(
         sums.add(stretch)
         if progress is not None:
             progress(len(stretch.counts))
-    return _record(source, names, sums)
+    reads = None
+    if window is not None:
+        reads = shard_reads(source, sums.num_chunks, window, cache_bytes)
+    elif cache_bytes is not None:
+        raise ValueError("cache_bytes says nothing without window=, chunks in a window of reads.")
+    return _record(source, names, sums, reads)
 
 
-def _record(source: WorkSource, names: tuple[str, ...], sums: _Sums) -> Simulation:
+def _record(
+    source: WorkSource, names: tuple[str, ...], sums: _Sums, reads: ShardReads | None
+) -> Simulation:
     rows = sums.rows()
     lane = np.concatenate(sums.lanes) if sums.lanes else np.full(len(rows.chunk), -1)
     arrays: dict[str, Any] = {
         "chunk": rows.chunk, "chunks": rows.chunks, "lane": lane, "draws": rows.draws,
+        "tokens": rows.tokens,
         "deviation": rows.deviation, "deviation_low": rows.low, "deviation_high": rows.high,
         "target_chunk": np.asarray(sums.target_chunk, dtype=np.int64),
         "targets": np.asarray(sums.targets, dtype=np.float64).reshape(-1, len(names)),
@@ -216,7 +235,7 @@ def _record(source: WorkSource, names: tuple[str, ...], sums: _Sums) -> Simulati
     plain: dict[str, Any] = {
         "names": names, "num_lanes": sums.num_lanes, "num_chunks": sums.num_chunks,
         "ended": sums.ended, "stride": sums.stride, "exhausted": tuple(sums.exhausted),
-        "bound": _bound(source, sums),
+        "bound": _bound(source, sums), "unit": _unit(source), "reads": reads,
     }  # fmt: skip
     said = warnings_of(Simulation(**plain, **arrays, warnings=()), source, sums.seeds)
     return Simulation(**plain, **arrays, warnings=tuple(said))
@@ -229,6 +248,12 @@ def _totals(source: WorkSource, names: tuple[str, ...]) -> np.ndarray:
         for dataset in source.datasets_by_id.values()
     }
     return np.asarray([sizes.get(name, 0) for name in names], dtype=np.int64)
+
+
+def _unit(source: WorkSource) -> str:
+    """What weights are shares of."""
+    tokens = isinstance(source, StaticMixtureWorkSource) and source.token_estimation is not None
+    return "tokens" if tokens else "samples"
 
 
 def _bound(source: WorkSource, sums: _Sums) -> tuple[float, float] | None:

@@ -27,12 +27,12 @@ def _never_drawn(record: Simulation) -> Iterator[str]:
     if not record.num_samples:
         yield "nothing is drawn in the run: there is no chunk to draw."
         return
-    wanted = (record.targets > 0).any(axis=0)
+    wanted, total = (record.targets > 0).any(axis=0), float(record.amounts.sum())
     for d in np.flatnonzero(wanted & (record.first_draw < 0)).tolist():
         share = record.targets[:, d].max()
         yield (
             f"{record.names[d]!r} is not drawn in the run: its share of {share:.3g} comes to"
-            f" {share * record.num_samples:.3g} of the {record.num_samples:,} samples. Give it a"
+            f" {share * total:.3g} of the {total:,.0f} {record.unit}. Give it a"
             " larger weight, or a longer run."
         )
 

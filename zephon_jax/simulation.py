@@ -9,6 +9,8 @@ from typing import TextIO
 
 import numpy as np
 
+from zephon_jax.shard_reads import ShardReads
+
 __all__ = ["Simulation"]
 
 _SHOWN = 24  # components listed in a summary
@@ -40,7 +42,12 @@ class Simulation:
     lane: np.ndarray
     # Samples of each component in each row, int64 (R, k).
     draws: np.ndarray
-    # Samples ahead of the target at each row's end, float64 (R, k).
+    # What weights are shares of: "samples" or "tokens".
+    unit: str
+    # Tokens of each component in each row, as far as they are known, float64 (R, k); (R, 0) where
+    # weights are shares of samples.
+    tokens: np.ndarray
+    # Units ahead of the target at each row's end, float64 (R, k).
     deviation: np.ndarray
     # The least and the most of it after any chunk of the row, float64 (R, k).
     deviation_low: np.ndarray
@@ -58,8 +65,10 @@ class Simulation:
     totals: np.ndarray
     # Components that are used up, or end the run, with the last chunk before, in order.
     exhausted: tuple[tuple[str, int], ...]
-    # Samples that a component may be ahead of its target, (low, high), where that is bounded.
+    # Units that a component may be ahead of its target, (low, high), where that is bounded.
     bound: tuple[float, float] | None
+    # Shards touched and bytes fetched, where `window` asked for them.
+    reads: ShardReads | None
     # What to look at before a run like this one, in words.
     warnings: tuple[str, ...]
 
@@ -79,9 +88,15 @@ class Simulation:
         return self.drawn / np.where(self.totals > 0, self.totals, np.nan)
 
     @property
+    def amounts(self) -> np.ndarray:
+        """What weights are shares of, in each row: `draws` or `tokens`, (R, k)."""
+        return self.tokens if self.unit == "tokens" else self.draws
+
+    @property
     def shares(self) -> np.ndarray:
-        """Share of each component in each row's samples: float64 (R, k)."""
-        return self.draws / np.maximum(1, self.draws.sum(axis=1, keepdims=True))
+        """Share of each component in each row's samples (or tokens): float64 (R, k)."""
+        total = self.amounts.sum(axis=1, keepdims=True)
+        return self.amounts / np.where(total > 0, total, 1)
 
     @property
     def lane_shares(self) -> np.ndarray:
@@ -138,6 +153,7 @@ class Simulation:
             f"{self.num_chunks:,} chunks, {self.num_samples:,} samples, {self.num_lanes:,}"
             f" {'lane' if self.num_lanes == 1 else 'lanes'} ({end})",
             *_table_lines(self),
+            *([self.reads.summary()] if self.reads is not None else []),
             *(f"! {text}" for text in self.warnings),
         ]
         return "\n".join(lines)
@@ -152,15 +168,17 @@ def _percent(share: float) -> str:
 
 def _table_lines(record: Simulation) -> list[str]:
     """A line for each component, in columns."""
-    total = max(1, record.num_samples)
     drawn = record.lane_draws.sum(axis=0)
+    amounts = record.amounts.sum(axis=0)
+    total = max(1, amounts.sum())
     target = record.targets[0] if len(record.targets) else np.zeros(len(drawn))
-    rows = [("component", "target", "share", "samples", "passes", "first chunk", "last chunk")]
+    share = "share" if record.unit == "samples" else f"share of {record.unit}"
+    rows = [("component", "target", share, "samples", "passes", "first chunk", "last chunk")]
     for d, name in enumerate(record.names[:_SHOWN]):
         size = int(record.totals[d])
         never = record.first_draw[d] < 0
         rows.append((
-            name, _percent(target[d]), _percent(drawn[d] / total), f"{drawn[d]:,}",
+            name, _percent(target[d]), _percent(amounts[d] / total), f"{drawn[d]:,}",
             f"{drawn[d] / size:.3f}" if size else "-",
             "never" if never else f"{record.first_draw[d]:,}",
             "never" if never else f"{record.last_draw[d]:,}",
