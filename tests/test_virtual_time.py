@@ -66,6 +66,22 @@ def test_every_prefix_is_near_its_shares(weights, limit):
     assert worst_prefix(weights, 1500) <= limit
 
 
+@pytest.mark.filterwarnings("ignore:mixture weights are held")
+@pytest.mark.parametrize("kind", oracles.KINDS)
+def test_many_chunks_at_once_equal_one_by_one(kind):
+    """Floats look for the moments of many chunks; what they find is what integers find."""
+    rng = np.random.default_rng(1)
+    for k in (1, 2, 7, 23):
+        weights = exact_weights(oracles.draw_weights(kind, k, seed=k, zeros=True))
+        for size in (1, 3, 64, 16384):
+            base = np.zeros(k, dtype=np.int64)
+            vt = VirtualTime(weights, size, [UnitCost()] * k, base)
+            start = int(rng.choice([0, 1000, 10**9, 2**40]))
+            chunks = np.concatenate([start + np.arange(150), rng.integers(0, 2**40, 20)])
+            expected = [vt.step(n, vt.init_carry())[0].tolist() for n in chunks.tolist()]
+            assert vt.quotas_of(chunks).tolist() == expected
+
+
 def test_far_draws_go_on_from_near_ones():
     """At 2^60 draws the counts still differ by one draw from one number to the next."""
     weights = [5, 3, 1.7, 1e-6]

@@ -35,6 +35,9 @@ _PHASE_MASK = (1 << _PHASE_BITS) - 1
 _DUE_BITS = 58
 _KEPT = 128  # answers remembered, up to so many components in all:
 _KEPT_COMPONENTS = 1 << 16
+_FEW = 16  # up to here numbers of draws are taken one by one
+_LOOKS = 24  # moments that are tried for many numbers at once
+_MARGIN = 1e-5  # draws; floats of up to 2^30 are exact to 2^-22
 
 
 class Cost(Protocol):
@@ -137,9 +140,53 @@ class VirtualTime:
 
     def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
         """Quotas of many chunks: int32 (n, k)."""
-        carry = self.init_carry()
-        rows = [self.step(n, carry)[0] for n in chunks.tolist()]
-        return np.stack(rows) if rows else np.zeros((0, self._size), dtype=np.int32)
+        ends, place = np.unique(np.concatenate([chunks, chunks + 1]), return_inverse=True)
+        drawn = self._drawn_many(ends * self._chunk_size)
+        before, after = place.reshape(2, -1)
+        return (drawn[after] - drawn[before]).astype(np.int32)
+
+    def _drawn_many(self, num_draws: np.ndarray) -> np.ndarray:
+        """`draws_after` for many numbers: int64 (n, k)."""
+        drawn = np.zeros((num_draws.size, self._size), dtype=np.int64)
+        todo = np.ones(num_draws.shape, dtype=bool)
+        if num_draws.size > _FEW and all(isinstance(c.cost, UnitCost) for c in self._components):
+            found, sure = self._given_at_once(num_draws)
+            drawn[:, self._active], todo = found, ~sure
+        for n in np.flatnonzero(todo).tolist():
+            drawn[n] = self.draws_after(int(num_draws[n]))
+        return drawn
+
+    def _given_at_once(self, num_draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draws of each active component, (n, k), and for which numbers they are certain, (n,).
+
+        With a cost of 1 the order repeats after as many draws as the weights sum to. Within that,
+        a moment is sought at which as many draws are due. Floats look for it; where it lies so near
+        a draw's due that they could be wrong, the number is not certain and left to integers.
+        """
+        weights = np.asarray([c.weight for c in self._components], dtype=np.int64)
+        phases = np.asarray([c.phase for c in self._components]) / 2.0**_PHASE_BITS
+        total, k = int(weights.sum()), weights.size
+        rounds, rest = np.divmod(num_draws, total)
+        given = np.zeros((rest.size, k), dtype=np.int64)
+        sure = rest == 0
+        low, high = (rest - k) / total, (rest + k) / total
+        todo = np.flatnonzero(~sure)
+        for _ in range(_LOOKS):
+            moment = (low[todo] + high[todo]) / 2
+            point = moment[:, None] * weights - phases
+            counts = np.maximum(np.floor(point) + 1, 0)
+            missing = rest[todo] - counts.sum(axis=1)
+            near = (np.abs(point - np.rint(point)) < _MARGIN).any(axis=1)
+            found = (missing == 0) & ~near
+            given[todo[found]] = counts[found]
+            sure[todo[found]] = True
+            # Where the right number is due but a due is near, look a little later.
+            low[todo] = np.where(missing >= 0, moment, low[todo])
+            high[todo] = np.where(missing < 0, moment, high[todo])
+            todo = todo[~found]
+            if not todo.size:
+                break
+        return given + rounds[:, None] * weights, sure
 
     def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
         """Chunks after which components have given so many samples, within a few.
