@@ -194,6 +194,58 @@ def test_elastic_lanes_resume_at_other_host_counts(method):
             )
 
 
+def all_together(lane):
+    """Stamped, mixed anew, packed, and flushed every other chunk."""
+
+    def document(element):
+        return {**tokenize(element), "exhausted": element["exhausted"]}
+
+    def pipeline(lane):
+        documents = zx.stamp_exhausted(lane).map(document)
+        mixed = zx.EnsureMixture(
+            documents, {"web": 1, "code": 2}, component_ids={"web": 0, "code": 1}
+        )
+        return pack(mixed, 32)
+
+    return zx.FlushIterDataset(lane, pipeline, 2)
+
+
+def resume_together(saving, restoring):
+    """Batches of a run that is saved after 3 steps and goes on, and of one that is not."""
+
+    def opened(num_workers):
+        return iter(
+            zx.ElasticIterDataset(
+                text_source(exhausted_policy="redistribute"), 4, all_together, process_index=0,
+                process_count=1, lengths="unknown", global_batch_size=8, num_workers=num_workers,
+            )
+        )  # fmt: skip
+
+    first, second, whole = opened(saving), opened(restoring), opened(0)
+    expected = list(whole)
+    found = [next(first) for _ in range(3)]
+    second.set_state(json.loads(json.dumps(first.get_state())))
+    found += list(second)
+    for iterator in (first, second, whole):
+        iterator.close()
+    return found, expected
+
+
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+def test_all_transforms_together_resume():
+    found, expected = resume_together(0, 0)
+    assert len(expected) > 5
+    np.testing.assert_equal(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*stay undelivered")
+@pytest.mark.parametrize(("saving", "restoring"), [(2, 0), (0, 2), (1, 2)])
+def test_all_transforms_together_resume_in_worker_processes(saving, restoring):
+    found, expected = resume_together(saving, restoring)
+    np.testing.assert_equal(found, expected)
+
+
 def test_component_tokens():
     rows = list(pack(dataset_of(documents()), LENGTH, num_bins=4))
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}

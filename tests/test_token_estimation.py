@@ -312,6 +312,43 @@ def test_count_shard_tokens(corpus):
     assert count_shard_tokens([ids], "ids")["ids"].tolist() == [7, 0]
 
 
+def test_true_shares_after_64_chunks(tmp_path):
+    """Lognormal lengths, sigma 1.5, that drift by 10 times over the shards; weights of tokens."""
+    rng, weights = np.random.default_rng(0), {"d0": 5, "d1": 3, "d2": 2, "d3": 2}
+    lengths = {}
+    for d, (name, word) in enumerate(
+        zip(weights, ("a ", "bcd ", "efgh ", "ijklmno "), strict=True)
+    ):
+        (tmp_path / name).mkdir()
+        medians = 5 * 3**d * 10 ** np.linspace(0, 1, 8)
+        drawn = [rng.lognormal(np.log(median), 1.5, 250).astype(int) + 1 for median in medians]
+        for shard, sizes in enumerate(drawn):
+            lines = "".join(json.dumps({"text": word * size}) + "\n" for size in sizes.tolist())
+            (tmp_path / name / f"{shard}.jsonl").write_text(lines)
+        lengths[name] = np.array(drawn)
+
+    def off(estimation):
+        source = zx.StaticMixtureWorkSource(
+            [zx.Dataset.from_path(name, tmp_path / name) for name in weights], weights, 1024,
+            exhausted_policy="repeat", shuffle_within_shard=True, shuffle_block_size="auto",
+            token_estimation=estimation,
+        ).prime()  # fmt: skip
+        state, tokens = source.init(), dict.fromkeys(weights, 0)
+        for _ in range(64):
+            chunk, state = source.next_chunk(state)
+            for name, ids in chunk.components.items():
+                tokens[name] += int(lengths[name][ids[:, 1], ids[:, 2]].sum())
+        total = sum(tokens.values())
+        return max(abs(tokens[n] / total - w / 12) for n, w in weights.items())
+
+    measured, plain = off(TokenEstimation(words, field="text")), off(None)
+    print(f"off after 64 chunks: {100 * measured:.2f} points; by documents: {100 * plain:.2f}")
+    assert measured < 0.02
+    assert plain > 0.2
+    counted = off(from_totals({n: sizes.sum(axis=1) for n, sizes in lengths.items()}))
+    assert counted < 0.02
+
+
 @pytest.mark.parametrize(
     ("tokenizer", "field", "text"),
     [

@@ -71,7 +71,7 @@ class EnsureMixture(grain.IterDataset):
         component_ids: Mapping[str, int],
         weigh: str | Callable[[Any], Any] = "tokens",
         max_buffer_size: int | None = 1024,
-        max_replay: int = 4096,
+        max_replay: int = 2048,
         warn_tolerance: float = 0.05,
     ):
         super().__init__(dataset)
