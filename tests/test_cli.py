@@ -192,6 +192,49 @@ def test_mistakes_are_named_without_a_traceback(folder, args):
     assert "rror" in said
 
 
+def test_runs_that_never_end_ask_for_a_number_of_chunks(folder):
+    text = (folder / "run.yaml").read_text().replace(", num_chunks: 40", "")
+    (folder / "endless.yaml").write_text(text)
+    for args in (["simulate"], ["locate", "web", "0", "0"]):
+        said = run(*args, "--config", "endless.yaml", code=2)
+        assert "say how far to look with --chunks" in said
+
+
+def test_damaged_states_are_told_from_whole_ones(folder):
+    """Whatever is done to a file, the answer is words, and never that it is whole."""
+    (file,) = (folder / "saved" / "step_0000000006").glob("lanes-*.json")
+    whole = file.read_bytes()
+    plain = json.loads(whole)["body"]
+    state = folder / "state.json"
+    state.write_text(json.dumps(plain))
+    assert "checkpoint" in run("inspect", "state.json")
+    wrong = [None, 5, -1, "x", [], {}, [{}], "AAAA", {"0": 5}]
+    places = [(), ("lanes",), ("num_lanes",), ("step",), ("lanes", "0"), ("lanes", "0", "pipeline")]
+    places += [("lanes", "0", "pipeline", key) for key in ("lane", "num_lanes", "state", "slot")]
+    for place in places:
+        for value in wrong:
+            changed = json.loads(json.dumps(plain))
+            if place:
+                inside = changed
+                for key in place[:-1]:
+                    inside = inside[key]
+                inside[place[-1]] = value
+            else:
+                changed = value
+            state.write_text(json.dumps(changed))
+            for args in (["inspect", "state.json"], ["audit", "state.json", "--config", "run.yaml"],
+                         ["diff", "state.json", "lane0.state"]):  # fmt: skip
+                result = CliRunner().invoke(cli, args)
+                assert result.exit_code in (0, 1, 2), (place, value, args)
+                assert result.exception is None or isinstance(result.exception, SystemExit), (
+                    place, value, args, result.exception,
+                )  # fmt: skip
+    for cut in (0, 1, 50, len(whole) - 2):
+        file.write_bytes(whole[:cut])
+        for args in (["inspect", "saved"], ["audit", "saved", "--config", "run.yaml"]):
+            assert "lanes [0, 1, 2, 3]" in run(*args, code=2)
+
+
 def test_the_real_command(folder):
     """In a process of its own: words on one stream, errors and warnings on the other."""
     command = [sys.executable, "-m", "zephon_jax"]

@@ -278,7 +278,7 @@ def test_starved_lanes_are_named():
     assert any("lane_assignment='permute'" in text for text in said)
     assert zx.simulate(source["permute"], 480, 8).warnings == ()
     said = zx.simulate(mixture([20], chunk_size=10), num_lanes=4).warnings
-    assert any("of 4 get no chunk" in text for text in said)
+    assert any("of 4 get no chunk" in text or "gets no chunk" in text for text in said)
 
 
 def test_a_shared_seed_is_named():

@@ -237,6 +237,7 @@ def simulate(
     read = read_config_file(config)
     chunks = read.num_chunks if chunks is None else chunks
     source = read.source()
+    _must_end(source, chunks)
     with _bar(chunks, "simulating", quiet=as_json) as bar:
         run = simulate_source(
             source,
@@ -264,6 +265,18 @@ def simulate(
             for d, name in enumerate(run.names)
         },
     })  # fmt: skip
+
+
+def _must_end(source: WorkSource, chunks: int | None) -> None:
+    """Asks for a number of chunks where a run never ends."""
+    if chunks is None:
+        try:
+            len(source)
+        except TypeError:
+            raise ValueError(
+                "the run never ends: say how far to look with --chunks, or num_chunks in the"
+                " configuration's 'run'."
+            ) from None
 
 
 def _bar(total: int | None, what: str, quiet: bool) -> Any:
@@ -435,12 +448,10 @@ def locate(
     ids = source.component_ids()
     if dataset not in ids:
         raise ValueError(f"there is no dataset {dataset!r} in {config}; it has {list(ids)}.")
-    places = source.locate(
-        (ids[dataset], shard, sample),
-        read.num_lanes if lanes is None else lanes,
-        read.num_chunks if chunks is None else chunks,
-        read_config=read.read,
-    )
+    chunks = read.num_chunks if chunks is None else chunks
+    _must_end(source, chunks)
+    num_lanes = read.num_lanes if lanes is None else lanes
+    places = source.locate((ids[dataset], shard, sample), num_lanes, chunks, read_config=read.read)
     rows = [("pass", "chunk", "lane", "lane step", "slot")]
     rows += [tuple(f"{value:,}" for value in place) for place in places]
     _answer(as_json, _table(rows) if places else "never", places)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zephon_jax._xp import as_int
 from zephon_jax.codec import open_fields
 from zephon_jax.knobs import CONFIG_THINGS
 from zephon_jax.progress import places_in
@@ -102,12 +103,15 @@ def inspect_states(states: Any) -> Inspected:
         return _inspected("an encoded state", None, None, [(bytes(states), 0)])
     if not isinstance(states, Mapping):
         raise TypeError(f"not a state: {type(states).__name__}.")
-    found = [(_bytes_of(place), int(place.get("slot", 0))) for place in places_in(states)]
+    found = [
+        (_bytes_of(place), as_int(place.get("slot", 0), "slot", 0)) for place in places_in(states)
+    ]
     if not found:
         raise ValueError("there is no state of a lane in it.")
     if "lanes" in states:
-        kind, step = "a checkpoint of an elastic iterator", int(states.get("step", 0))
-        return _inspected(kind, step, int(states["num_lanes"]), found)
+        step = as_int(states.get("step", 0), "step", 0)
+        num_lanes = as_int(states.get("num_lanes"), "num_lanes", 1)
+        return _inspected("a checkpoint of an elastic iterator", step, num_lanes, found)
     return _inspected("the state of an iterator", None, None, found)
 
 

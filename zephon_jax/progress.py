@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import fsspec
 
+from zephon_jax._xp import as_int
 from zephon_jax.source import (
     WorkSource,
     decode_state,
@@ -79,6 +80,8 @@ def progress_of(source: WorkSource, states: Any) -> list[LaneProgress]:
       ValueError: If a state does not belong to the source, naming what differs.
     """
     if isinstance(states, Mapping) and "lanes" in states:
+        if not isinstance(states["lanes"], Mapping):
+            raise ValueError(f"'lanes' must hold states by lane; got {states['lanes']!r}.")
         return [_of_dict(source, one, f"lane {lane}") for lane, one in states["lanes"].items()]
     if isinstance(states, Mapping):
         return [_of_dict(source, states, "the state")]
@@ -100,7 +103,7 @@ def _of_dict(source: WorkSource, state: Any, where: str) -> LaneProgress:
         )
     (place,) = places
     decoded = state_from_dict(source, place, (place["lane"], place["num_lanes"]))
-    return _of_state(source, decoded, int(place.get("slot", 0)))
+    return _of_state(source, decoded, as_int(place.get("slot", 0), f"the slot of {where}", 0))
 
 
 def places_in(state: Any) -> Iterable[Mapping[str, Any]]:

@@ -23,6 +23,13 @@ def _list(items: Sequence[object]) -> str:
     return ", ".join(map(str, items[:_LISTED])) + more
 
 
+def _lanes(lanes: Sequence[int], num_lanes: int, verb: str) -> str:
+    """Lanes as the subject of a sentence."""
+    if len(lanes) == 1:
+        return f"lane {lanes[0]} of {num_lanes} {verb}s"
+    return f"lanes {_list(lanes)} of {num_lanes} {verb}"
+
+
 def _never_drawn(record: Simulation) -> Iterator[str]:
     if not record.num_samples:
         yield "nothing is drawn in the run: there is no chunk to draw."
@@ -75,8 +82,8 @@ def _starved(record: Simulation, dealt_in_turn: bool) -> Iterator[str]:
     empty = np.flatnonzero(record.lane_chunks == 0).tolist()
     if empty:
         yield (
-            f"lanes {_list(empty)} of {record.num_lanes} get no chunk: {record.num_chunks:,} chunks"
-            " are too few. Use smaller chunks or fewer lanes."
+            f"{_lanes(empty, record.num_lanes, 'get')} no chunk: {record.num_chunks:,} chunks are"
+            " too few. Use smaller chunks or fewer lanes."
         )
     fair = record.lane_draws.sum(axis=0) / record.num_lanes
     for d, name in enumerate(record.names):
@@ -85,12 +92,12 @@ def _starved(record: Simulation, dealt_in_turn: bool) -> Iterator[str]:
         poor = np.flatnonzero((got > 0) & (got * _POOR < fair[d])).tolist()
         if fair[d] > 0 and never:
             yield (
-                f"lanes {_list(never)} of {record.num_lanes} never get {name!r}, of which"
+                f"{_lanes(never, record.num_lanes, 'never get')} {name!r}, of which"
                 f" {int(got.sum()):,} samples are drawn. {_advice(record, d, dealt_in_turn)}"
             )
         elif fair[d] >= _ENOUGH and poor:
             yield (
-                f"lanes {_list(poor)} of {record.num_lanes} get less than a quarter of their even"
+                f"{_lanes(poor, record.num_lanes, 'get')} less than a quarter of an even"
                 f" part of {name!r} ({fair[d]:,.0f} samples). {_advice(record, d, dealt_in_turn)}"
             )
 
