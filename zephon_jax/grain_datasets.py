@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 import zlib
 from collections import deque
@@ -31,6 +32,8 @@ __all__ = ["LaneIterDataset", "MixtureMapDataset"]
 _THREADS = 4  # for all iterators of a process together
 _CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
 _LEAST_WINDOW = 1 << 18  # bytes
+_MOST_AHEAD = 1024  # elements that a loop over indices has read ahead
+_SLACK = 64  # indices by which threads that share a loop are apart
 _reading: weakref.WeakSet[_LaneIterator] = weakref.WeakSet()  # iterators that hold windows
 
 
@@ -39,6 +42,32 @@ def _make_pool() -> ThreadPoolExecutor:
 
 
 _pool: PerProcess[ThreadPoolExecutor] = PerProcess(_make_pool)
+
+
+class _Ahead:
+    """Elements of a `MixtureMapDataset` that a loop over indices is about to ask for.
+
+    Each is handed out once, so that nobody holds what another one changes. Copies start anew.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.elements: dict[int, dict[str, Any]] = {}
+        self.following = 0  # the index that continues the loop
+        self.size = 1
+
+    def goes_on_with(self, index: int) -> bool:
+        """True where a loop continues here: threads that share it are a little out of order."""
+        gap = index - self.following
+        if 0 <= gap <= _SLACK:
+            self.size = min(2 * self.size, _MOST_AHEAD)
+            return True
+        if not -_SLACK <= gap < 0:
+            self.following, self.size = index + 1, 1
+        return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Ahead, ()
 
 
 class MixtureMapDataset(grain.MapDataset):
@@ -84,6 +113,7 @@ class MixtureMapDataset(grain.MapDataset):
                 f" {apart} of {type(source).__name__} are no components. Use LaneIterDataset."
             )
         self._components = {d: np.int32(ids[name]) for d, name in names.items()}
+        self._ahead = _Ahead()
 
     def __len__(self) -> int:
         return self._length
@@ -92,9 +122,37 @@ class MixtureMapDataset(grain.MapDataset):
         return f"MixtureMapDataset({self._source!r})"
 
     def __getitem__(self, index: Any) -> Any:
+        if type(index) is int:
+            element = self._ahead.elements.pop(index, None)
+            return self._next(index) if element is None else element
         if isinstance(index, slice):
             return self.slice(index)
         return self._getitems([index])[0]
+
+    def _next(self, index: int) -> dict[str, Any]:
+        """An element that was not read ahead; in a loop over indices it brings those after it."""
+        ahead = self._ahead
+        # Nobody waits for another thread: one that a fork left behind would never let go.
+        if 0 <= index < self._length and ahead.lock.acquire(blocking=False):
+            try:
+                if ahead.goes_on_with(index):
+                    ahead.elements = self._read_ahead(index)
+                    element = ahead.elements.pop(index, None)
+                    if element is not None:
+                        return element
+            finally:
+                ahead.lock.release()
+        return self._getitems([index])[0]
+
+    def _read_ahead(self, index: int) -> dict[int, dict[str, Any]]:
+        """The next elements of a loop, as many as take little memory."""
+        ahead = self._ahead
+        stop = min(index + ahead.size, self._length)
+        ids = self._source.sample_ids_at(np.arange(index, stop), read_config=self._read_config)
+        by_id = self._source.datasets_by_id
+        _, num = next(default_reader().windows(by_id, ids, _LEAST_WINDOW))
+        ahead.following = index + num
+        return dict(zip(range(index, index + num), self._read(ids[:num]), strict=True))
 
     def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Elements at several indices, read together."""
@@ -107,6 +165,9 @@ class MixtureMapDataset(grain.MapDataset):
             ids[mine] = self._source.sample_ids_at(
                 places[mine], epoch=epoch, read_config=self._read_config
             )
+        return self._read(ids)
+
+    def _read(self, ids: np.ndarray) -> list[dict[str, Any]]:
         records = default_reader().read(self._source.datasets_by_id, ids)
         components = self._components
         stamped = map(components.__getitem__, ids[:, 0].tolist())

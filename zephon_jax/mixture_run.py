@@ -13,7 +13,7 @@ from zephon_jax.costs import RunningCost, UnitCost
 from zephon_jax.eras import UNCAPPED, Eras, Position
 from zephon_jax.knobs import Knobs, config_digests, make_rules
 from zephon_jax.lane_states import LaneStates
-from zephon_jax.run_index import Cursors, RunIndex
+from zephon_jax.run_index import Cursors, RunIndex, samples_of_chunk
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words
 from zephon_jax.token_ratios import TokenEstimation, shard_costs
 
@@ -77,6 +77,11 @@ class MixtureRun:
                 f"{self._knobs.chunk_size} or its weight, or use 'repeat' or 'redistribute'."
             )
 
+    @functools.cached_property
+    def start(self) -> MixtureState:
+        """The state before the first chunk of a run with one lane: decoding compares with it."""
+        return self.seek(0, 0, 1, 0)
+
     def seek(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> MixtureState:
         """The state whose next chunk is this lane's first at or after `chunk_index`."""
         first = self.states.lane_chunk(chunk_index, lane, num_lanes, origin)
@@ -104,7 +109,7 @@ class MixtureRun:
         return WorkChunk.from_arrays(
             names=self._knobs.names,
             counts=quotas.astype(np.int32),
-            ids=self._ids_of(position, quotas),
+            ids=samples_of_chunk(self.cursors.draws(0), position, quotas),
             seed=self._knobs.seed,
             target=self.target_at(position),
             source_exhausted=self._exhausted(after),
@@ -114,11 +119,6 @@ class MixtureRun:
             whole=self._knobs.chunk_size,
             upcoming=functools.partial(self._upcoming, position, lane, num_lanes, origin),
         )
-
-    def _ids_of(self, position: Position, quotas: np.ndarray) -> np.ndarray:
-        drawing = np.flatnonzero(quotas)
-        draws = self.cursors.draws(0)
-        return draws.of_ranges(drawing, position.drawn[drawing], quotas[drawing].astype(np.int64))
 
     def target_at(self, position: Position) -> dict[str, float]:
         """The shares that the chunk at a position stands for, by name."""

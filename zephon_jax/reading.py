@@ -61,6 +61,9 @@ class MixtureReadConfig:
                 raise TypeError(f"{name} must be True or False; got {getattr(self, name)!r}.")
 
 
+_DEFAULT = MixtureReadConfig()  # one object, which compares fast
+
+
 class Reading(NamedTuple):
     """A chunk's slots in reading order."""
 
@@ -153,7 +156,7 @@ def check_read_config(config: MixtureReadConfig | None) -> MixtureReadConfig:
       TypeError: If it is something else.
     """
     if config is None:
-        return MixtureReadConfig()
+        return _DEFAULT
     if not isinstance(config, MixtureReadConfig):
         raise TypeError(
             f"read_config must be a MixtureReadConfig; got {config!r}. For a mode alone, give"

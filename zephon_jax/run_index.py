@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.cursor import Cursor, make_cursor
 from zephon_jax.draws import Draws
-from zephon_jax.eras import MAX_SAMPLES, Eras
+from zephon_jax.eras import MAX_SAMPLES, Eras, Position
 from zephon_jax.keys import digest_words
 from zephon_jax.knobs import Knobs
 from zephon_jax.reading import MixtureReadConfig, Reading, read_order
 
-__all__ = ["Cursors", "RunIndex"]
+__all__ = ["Cursors", "RunIndex", "samples_of_chunk"]
 
 _AHEAD = 32  # chunks of a question whose reading orders are computed together
 _KEPT_EPOCHS = 2
+_KEPT_CHUNKS = 4
 
 
 class Cursors:
@@ -61,8 +62,22 @@ class Cursors:
         return known
 
 
+def samples_of_chunk(draws: Draws, position: Position, quotas: np.ndarray) -> np.ndarray:
+    """The samples of the chunk at a position, grouped by component: int64 (n, 3)."""
+    drawing = np.flatnonzero(quotas)
+    return draws.of_ranges(drawing, position.drawn[drawing], quotas[drawing].astype(np.int64))
+
+
+class _Decoded(NamedTuple):
+    """A chunk in reading order."""
+
+    name: tuple[int, MixtureReadConfig, int]  # epoch, how it is read, chunk index
+    first: int  # index of its first sample in the run
+    ids: np.ndarray  # int64 (n, 3)
+
+
 class RunIndex:
-    """Finds samples by index. Immutable but for one decoded chunk that it keeps.
+    """Finds samples by index. Immutable but for a few decoded chunks that it keeps.
 
     Args:
       eras: Positions of the run.
@@ -72,7 +87,7 @@ class RunIndex:
 
     def __init__(self, eras: Eras, knobs: Knobs, cursors: Cursors):
         self._eras, self._knobs, self._cursors = eras, knobs, cursors
-        self._decoded: tuple[Any, np.ndarray] | None = None
+        self._decoded: tuple[_Decoded, ...] = ()
         self._asked: Any = None
 
     def _checked_indices(self, indices: Any) -> np.ndarray:
@@ -117,21 +132,30 @@ class RunIndex:
         if not wanted.size:
             return np.zeros((0, 3), dtype=np.int64)
         chunks, slots = self._chunks_of(wanted)
-        first = int(chunks[0])
-        name = (epoch, config, first)
-        if not (chunks == first).all():
+        if not (chunks == chunks[0]).all():
             return self._gather(chunks, slots, epoch, config)
-        known = self._decoded  # read once: other threads may put another chunk there
-        if known is not None and known[0] == name:
-            return known[1][slots]
+        name = (epoch, config, int(chunks[0]))
+        for known in self._decoded:
+            if known.name == name:
+                return known.ids.take(slots, axis=0)
         if self._asked != name:
             self._asked = name
             return self._gather(chunks, slots, epoch, config)
         # The second question about one chunk: decode it all, for those that will follow.
-        whole = np.arange(self._samples_in(first))
-        decoded = self._gather(np.full(whole.size, first), whole, epoch, config)
-        self._decoded = (name, decoded)
-        return decoded[slots]
+        whole = np.arange(self._samples_in(name[2]))
+        decoded = self._gather(np.full(whole.size, name[2]), whole, epoch, config)
+        decoded.setflags(write=False)
+        first = int(wanted[0] - slots[0])
+        # One assignment: other threads see the old chunks or the new ones.
+        self._decoded = (_Decoded(name, first, decoded), *self._decoded[: _KEPT_CHUNKS - 1])
+        return decoded.take(slots, axis=0)
+
+    def kept(self, index: int, epoch: int, config: MixtureReadConfig) -> list[int] | None:
+        """One sample of a chunk that is kept, for loops that ask for one index after another."""
+        for known in self._decoded:
+            if 0 <= index - known.first < len(known.ids) and known.name[:2] == (epoch, config):
+                return known.ids[index - known.first].tolist()
+        return None
 
     def _chunks_of(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Chunk index and slot of samples: int64 (n,) each."""
@@ -156,22 +180,35 @@ class RunIndex:
     def _gather(
         self, chunks: np.ndarray, slots: np.ndarray, epoch: int, config: MixtureReadConfig
     ) -> np.ndarray:
-        """Sample ids at slots of chunks, the cursors of all chunks asked at once."""
-        unique, inverse = np.unique(chunks, return_inverse=True)
-        positions = [self._eras.seek(g) for g in unique.tolist()]
+        """Sample ids at slots of chunks: whole chunks as such, single draws all at once."""
+        if (chunks[1:] < chunks[:-1]).any():
+            order = np.argsort(chunks, kind="stable")
+            out = np.empty((chunks.size, 3), dtype=np.int64)
+            out[order] = self._gather(chunks[order], slots[order], epoch, config)
+            return out
+        begins = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
+        positions = [self._eras.seek(g) for g in chunks[begins].tolist()]
         steps = [self._eras.step(position) for position in positions]
         counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
-        component = np.empty(slots.size, dtype=np.int64)
-        draw = np.empty(slots.size, dtype=np.int64)
-        order = np.argsort(inverse, kind="stable")
-        groups = np.split(order, np.cumsum(np.bincount(inverse))[:-1])
-        for n, (position, mine) in enumerate(zip(positions, groups, strict=True)):
+        dense = 2 * np.diff(begins, append=chunks.size) >= counts.sum(axis=1)
+        draws = self._cursors.draws(epoch)
+        out = np.empty((chunks.size, 3), dtype=np.int64)
+        single = np.repeat(~dense, np.diff(begins, append=chunks.size))
+        component, draw = np.empty_like(slots), np.empty_like(slots)
+        for n, (position, begin) in enumerate(zip(positions, begins.tolist(), strict=True)):
+            mine = slice(begin, begins[n + 1] if n + 1 < len(begins) else chunks.size)
             reading = self._reading(n, counts, position.chunk_index, epoch, config)
+            stored = reading.source[slots[mine]]
+            if dense[n]:
+                ids = samples_of_chunk(draws, position, counts[n])
+                out[mine] = ids.take(stored, axis=0)
+                continue
             component[mine] = reading.component[slots[mine]]
             before = np.cumsum(counts[n]) - counts[n]
-            inside = reading.source[slots[mine]] - before[component[mine]]
-            draw[mine] = position.drawn[component[mine]] + inside
-        return self._cursors.draws(epoch).of_draws(component, draw)
+            draw[mine] = (position.drawn - before)[component[mine]] + stored
+        if single.any():
+            out[single] = draws.of_draws(component[single], draw[single])
+        return out
 
     def _reading(
         self, n: int, counts: np.ndarray, chunk_index: int, epoch: int, config: MixtureReadConfig

@@ -48,15 +48,15 @@ class MixtureState(NamedTuple):
 
 def to_words(value: Any) -> np.ndarray:
     """Splits integers in [0, 2^63) into low and high words: uint32 (..., 2)."""
-    value = np.asarray(value, dtype=np.int64)
-    return np.stack([value & 0xFFFFFFFF, value >> 32], axis=-1).astype(np.uint32)
+    value = np.array(value, dtype="<i8")
+    return value.reshape(*value.shape, 1).view("<u4").astype(np.uint32, copy=False)
 
 
 def from_words(words: Any) -> Any:
     """Joins low and high words: an int for shape (2,), else int64 (...)."""
-    words = np.asarray(words).astype(np.int64)
-    value = words[..., 0] | words[..., 1] << 32
-    return int(value) if words.ndim == 1 else value
+    words = np.ascontiguousarray(words, dtype="<u4")
+    value = words.view("<i8")[..., 0]
+    return int(value) if words.ndim == 1 else value.astype(np.int64)
 
 
 def ledger_digest(carry: np.ndarray, drawn: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 
 from zephon_jax import lanes
 from zephon_jax._xp import as_int
-from zephon_jax.chunk import WorkChunk
+from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.eras import MAX_SAMPLES, Eras
 from zephon_jax.knobs import (
     Knobs,
@@ -287,7 +287,7 @@ class StaticMixtureWorkSource(WorkSource):
         Raises:
           TypeError, ValueError: If the lane is not in [0, num_lanes).
         """
-        return self.seek(0, lane, num_lanes)
+        return self.run.start if num_lanes == 1 else self.seek(0, lane, num_lanes)
 
     def seek(
         self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0
@@ -362,6 +362,14 @@ class StaticMixtureWorkSource(WorkSource):
                 " exhausted_policy 'stop' or 'redistribute'."
             )
         return self.eras.num_samples()
+
+    def sample_id_at(self, index: int) -> SampleId:
+        """The sample id at one index in the one-lane run; fast for one index after another."""
+        if type(index) is int:
+            row = self.run.samples.kept(index, 0, check_read_config(None))
+            if row is not None:
+                return SampleId(*row)
+        return super().sample_id_at(index)
 
     def sample_ids_at(
         self, indices: Any, *, epoch: int = 0, read_config: MixtureReadConfig | None = None
