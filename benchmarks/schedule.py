@@ -1,150 +1,140 @@
-"""How fast a schedule is made: this library beside Zephon, in one run on one machine.
+"""How fast a schedule is made: chunks in reading order, beside Zephon's.
 
-Prints a Markdown table of medians with ratios and, with --json FILE, writes them down.
+python benchmarks/schedule.py [--rounds 5] [--quick] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
-import functools
-import json
-import resource
-import statistics
-import time
+import sys
 
+import mixtures
 import numpy as np
+from common import Table, clock, measure, parse, seconds
 
 import zephon_jax as zx
+from zephon_jax import backend, quota
+from zephon_jax.allocation import Allocation
 
-CHUNKS = 64
-CHUNK_SIZE = 16_384
-SHARDS, SHARD_SIZE = 1000, 20_000
-
-
-def weights_of(num_components: int) -> list[float]:
-    """Weights without a short period: six digits each, drawn once and for all."""
-    drawn = np.random.default_rng(num_components).dirichlet(np.full(num_components, 4.0))
-    return [round(float(w) + 2e-4, 6) for w in drawn]
-
-
-def make_source(num_components: int, **settings) -> zx.StaticMixtureWorkSource:
-    names = [f"d{d}" for d in range(num_components)]
-    datasets = [zx.Dataset.from_counts(name, [SHARD_SIZE] * SHARDS) for name in names]
-    mixture = dict(zip(names, weights_of(num_components), strict=True))
-    settings = {"exhausted_policy": "repeat", "shuffle_block_size": "auto", **settings}
-    return zx.StaticMixtureWorkSource(datasets, mixture, chunk_size=CHUNK_SIZE, seed=0, **settings)
+COMPONENTS = (2, 8, 32, 128)
+GOALS = {
+    "compiled": (40, 70, 150, 400),
+    "NumPy": (15, 15, 30, 80),
+    "lattice": (15, 25, 60, 200),
+}
+SIZES = (10**6, 10**9, 10**12)
 
 
-def seconds_a_chunk(
-    source, config=None, *, start=0, num_lanes=1, order=True, chunks=CHUNKS
-) -> float:
-    state = source.seek(start, 0, num_lanes)
-    for _ in range(2):  # compiled kernels and tables are made once
+def chunks(source, num, *, start=0, config=None) -> float:
+    """Mean seconds a chunk, after the first ones, for which tables are made."""
+    state = source.seek(start)
+    for _ in range(4):
         chunk, state = source.next_chunk(state)
         chunk.order(config)
-    start = time.perf_counter()
-    for _ in range(chunks):
+        backend.finish_compiling()
+    begin = clock()
+    for _ in range(num):
         chunk, state = source.next_chunk(state)
-        if order:
-            chunk.order(config)
-    return (time.perf_counter() - start) / chunks
+        chunk.order(config)
+    return (clock() - begin) / num
 
 
-def zephon_seconds_a_chunk(num_components: int, chunks: int) -> float | None:
-    try:
-        from zephon import Dataset
-        from zephon.work import StaticMixtureWorkSource
-    except ImportError:
-        return None
-    names = [f"d{d}" for d in range(num_components)]
-    counts = {f"{n:05d}": SHARD_SIZE for n in range(SHARDS)}
-    source = StaticMixtureWorkSource(
-        [zephon_dataset(Dataset, name, counts) for name in names],
-        dict(zip(names, weights_of(num_components), strict=True)),
-        chunk_size=CHUNK_SIZE,
-        seed=0,
-        shuffle_block_size="auto",
-        exhausted_policy="repeat",
-    ).clone_for_lane(0, 1)
-    for _ in source.next_chunk().iter_samples():
-        pass
-    start = time.perf_counter()
-    for _ in range(chunks):
-        for _ in source.next_chunk().iter_samples():
-            pass
-    return (time.perf_counter() - start) / chunks
+def of_ours(config=None):
+    def figures(quick):
+        num = 32 if quick else 64
+        return {str(k): chunks(mixtures.ours(k), num, config=config) for k in COMPONENTS}
+
+    return figures
 
 
-def zephon_dataset(dataset_class, name, counts):
-    """Metadata alone, as this library's `from_counts`."""
-    return dataset_class(
-        name, {}, None, np.asarray(list(counts)), np.asarray(list(counts.values()))
-    )
+def compiled(quick):
+    zx.use_backend("jax")
+    return {**of_ours()(quick), "quotas": scan_quotas()}
 
 
-def global_over_ten_billion() -> tuple[float, float]:
-    """Seconds to the first chunk of a full shuffle, and megabytes of growth beyond its table."""
-    counts = np.full(1000, 10_000_000)
-    dataset = zx.Dataset.from_counts("all", counts)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.perf_counter()
-    source = zx.StaticMixtureWorkSource(
-        [dataset], {"all": 1}, chunk_size=CHUNK_SIZE, shuffle_block_size="global"
-    )
-    chunk, _ = source.next_chunk(source.init())
-    chunk.order()
-    seconds = time.perf_counter() - start
-    return seconds, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+def numpy(quick):
+    return {**of_ours()(quick), "quotas": scan_quotas()}
 
 
-def median(rounds: int, make, *arguments, **settings) -> float:
-    """Median seconds a chunk over rounds, each with a source made anew."""
-    return statistics.median(seconds_a_chunk(make(), *arguments, **settings) for _ in range(rounds))
+def scan_quotas() -> float:
+    """Seconds a chunk for the quotas of many chunks at once."""
+    weights = list(mixtures.weights_of(8).values())
+    allocation = Allocation(quota.shares(weights, mixtures.CHUNK_SIZE))
+    steps = np.arange(8192)
+    allocation.quotas_of(steps)
+    return seconds(lambda: allocation.quotas_of(steps), 9) / steps.size
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    figures: dict[str, object] = {}
+def scaling(quick):
+    """Seconds a chunk at other sizes, passes and places, one dataset of eight each."""
+    num = 8 if quick else 48
+    figures = {}
+    for size in SIZES:
+        shards = [size // 400] * 50
+        figures[f"samples {size:.0e}"] = chunks(mixtures.ours(8, shards), num)
+        figures[f"global {size:.0e}"] = chunks(
+            mixtures.ours(8, shards, shuffle_block_size="global", shuffle_within_shard=False), num
+        )
+    source = mixtures.ours(8, [2500] * 50)
+    for passes in (1, 1000):
+        figures[f"pass {passes}"] = chunks(source, num, start=61 * passes)
+    source = mixtures.ours(8)
+    for start in (0, 10**7):
+        figures[f"chunk {start:.0e}"] = chunks(source, num, start=start)
+    return figures
 
-    seconds, megabytes = global_over_ten_billion()
-    figures["global over 1e10 samples"] = {"first chunk s": seconds, "growth MB": megabytes}
-    print(f"'global' over 1e10 samples: first chunk {seconds:.3f} s, growth {megabytes:.0f} MB\n")
 
-    lattice = zx.MixtureReadConfig(mode="lattice")
-    print(
-        "| components | Zephon ms | NumPy ms | ratio | compiled ms | ratio | lattice ms | ratio |"
-    )
-    print("|---|---|---|---|---|---|---|---|")
-    for k in (2, 8, 32, 128):
-        row = {"zephon": zephon_seconds_a_chunk(k, 4 if k > 8 else 8)}
-        make = functools.partial(make_source, k)
-        for backend in ("numpy", "jax"):
-            zx.use_backend(backend)
-            row[backend] = median(arguments.rounds, make)
-        zx.use_backend("numpy")
-        row["lattice"] = median(arguments.rounds, make, lattice)
-        figures[f"{k} components"] = row
-        cells = [str(k), f"{row['zephon'] * 1e3:.1f}" if row["zephon"] else "not installed"]
-        for name in ("numpy", "jax", "lattice"):
-            cells.append(f"{row[name] * 1e3:.2f}")
-            cells.append(f"{row['zephon'] / row[name]:.0f}" if row["zephon"] else "-")
-        print("| " + " | ".join(cells) + " |")
+def zephon(quick):
+    figures = {}
+    for k in COMPONENTS:
+        source = mixtures.zephons(k).clone_for_lane(0, 1)
+        for _ in range(2):
+            for _ in source.next_chunk().iter_samples():
+                pass
+        num = 4 if quick else max(8, 64 // (1 + k // 8))
+        start = clock()
+        for _ in range(num):
+            for _ in source.next_chunk().iter_samples():
+                pass
+        figures[str(k)] = (clock() - start) / num
+    return figures
 
-    print("\n| own chunk, 8 components | 1 lane ms | 512 lanes ms | ratio |\n|---|---|---|---|")
-    for backend in ("numpy", "jax"):
-        zx.use_backend(backend)
-        make = functools.partial(make_source, 8)
-        one, many = (median(arguments.rounds, make, num_lanes=n, order=False) for n in (1, 512))
-        figures[f"lanes, {backend}"] = {"1": one, "512": many}
-        print(f"| {backend} | {one * 1e3:.2f} | {many * 1e3:.2f} | {many / one:.2f} |")
-    zx.use_backend("numpy")
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(figures, file, indent=2)
+
+PEERS = {
+    "compiled": compiled,
+    "NumPy": numpy,
+    "lattice": of_ours(zx.MixtureReadConfig(mode="lattice")),
+    "scaling": scaling,
+    "zephon": zephon,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    given = parse(argv, __doc__ or "", PEERS)
+    if given is None:
+        return
+    found = measure(__file__, PEERS, given)
+    table = Table()
+    for peer, goals in GOALS.items():
+        for k, goal in zip(COMPONENTS, goals, strict=True):
+            table.add(f"{k} components, {peer}", found.of(peer, str(k), 1e3), "ms/chunk")
+            ratios = found.ratios("zephon", peer, str(k))
+            table.add(f"{k} components, Zephon over {peer}", ratios, "x", least=goal)
+    for k in COMPONENTS:
+        table.add(f"{k} components, Zephon", found.of("zephon", str(k), 1e3), "ms/chunk")
+    for peer, goal in (("compiled", 0.2), ("NumPy", 3)):
+        quotas = found.of(peer, "quotas", 1e6)
+        table.add(f"quotas of 8 components, {peer}", quotas, "us/chunk", most=goal)
+    for name, among in (
+        ("1e6 to 1e12 samples", [f"samples {size:.0e}" for size in SIZES]),
+        ("1e6 to 1e12 samples, global", [f"global {size:.0e}" for size in SIZES]),
+        ("pass 1 and 1,000", ["pass 1", "pass 1000"]),
+        ("chunk 0 and 1e7", ["chunk 0e+00", "chunk 1e+07"]),
+    ):
+        apart = [max(r[n] for n in among) / min(r[n] for n in among) for r in
+                 found.rounds["scaling"]]  # fmt: skip
+        table.add(f"time a chunk, slowest over fastest, {name}", apart, "x", most=1.3)
+    table.write(given.json)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
