@@ -90,7 +90,7 @@ def tokens_of(record):
 def test_mixture_holds_behind_a_filter_and_a_splitter(weigh, target):
     records = list(
         zx.EnsureMixture(
-            uneven_lane(150), dict(zip(NAMES, target, strict=True)), component_ids=NAMES,
+            uneven_lane(160), dict(zip(NAMES, target, strict=True)), component_ids=NAMES,
             weigh=weigh, max_buffer_size=None,
         )
     )  # fmt: skip
@@ -98,7 +98,7 @@ def test_mixture_holds_behind_a_filter_and_a_splitter(weigh, target):
     off = worst_window(records, target, weigh)
     print(f"worst window of 1,000 records, {weigh.__name__} {target}: {100 * off:.2f} points")
     assert off < 0.02
-    before = list(uneven_lane(150))
+    before = list(uneven_lane(160))
     assert worst_window(before, target, weigh) > 0.3  # what it would be without
     assert len({r["name"] for r in records}) == len(records)  # none is doubled
     for component in range(3):  # records of one component keep their order
