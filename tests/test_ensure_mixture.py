@@ -345,6 +345,26 @@ def test_bad_input(settings, error, text):
         next(iter(zx.EnsureMixture(**arguments)))
 
 
+def test_an_error_leaves_the_iterator_usable():
+    broken = True
+
+    def weigh(record):
+        if broken and record["n"] == 7:
+            raise RuntimeError("no tokenizer")
+        return 1
+
+    records = [{"component_id": n % 3, "n": n} for n in range(20)]
+    dataset = grain.MapDataset.source(records).to_iter_dataset()
+    mixed = zx.EnsureMixture(dataset, EVEN, component_ids=NAMES, weigh=weigh)
+    iterator = iter(mixed)
+    assert [next(iterator)["n"] for _ in range(7)] == list(range(7))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no tokenizer"):
+            next(iterator)
+    broken = False
+    assert [record["n"] for record in iterator] == list(range(7, 20))
+
+
 def test_states_of_others_are_refused():
     dataset = grain.MapDataset.source([{"component_id": 0, "tokens": 1}]).to_iter_dataset()
     iterator = iter(zx.EnsureMixture(dataset, EVEN, component_ids=NAMES))

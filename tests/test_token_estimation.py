@@ -104,6 +104,7 @@ def test_measured_ratios_replace_the_tokenizer():
         (lambda: TokenEstimation(), ValueError, "needs a tokenizer; got None"),
         (lambda: TokenEstimation("gpt2"), TypeError, "callable; got 'gpt2'"),
         (lambda: TokenEstimation(words, samples_per_dataset=0), ValueError, "at least 1; got 0"),
+        (lambda: TokenEstimation(words, max_shards=0), ValueError, "max_shards must be at least 1"),
         (lambda: TokenEstimation(words, field=3), TypeError, "field must be a string; got 3"),
         (lambda: from_ratios({}), ValueError, "empty"),
         (lambda: from_ratios([0.3]), TypeError, "mapping"),
@@ -222,6 +223,23 @@ def test_samples_are_spread_over_the_shards_and_stay_the_same():
     few = choose_samples(zx.Dataset.from_counts("web", [2, 0, 3]), 100)
     assert few.tolist() == [[0, 0], [0, 1], [2, 0], [2, 1], [2, 2]]
     assert choose_samples(zx.Dataset.from_counts("web", [0]), 100).shape == (0, 2)
+
+
+def test_samples_come_from_few_shards():
+    counts = np.random.default_rng(0).integers(50, 200, 5_000)
+    counts[17] = 100_000  # a seventh of all
+    data = zx.Dataset.from_counts("web", counts)
+    places = choose_samples(data, 1_000, 50)
+    shards, found = np.unique(places[:, 0], return_counts=True)
+    assert 35 <= len(shards) <= 50
+    assert len(set(map(tuple, places.tolist()))) == len(places)
+    assert (places[:, 1] < counts[places[:, 0]]).all()
+    assert found[shards == 17][0] == pytest.approx(1_000 * 100_000 / counts.sum(), abs=45)
+    assert set(found[shards != 17].tolist()) == {20}
+    assert np.array_equal(places, choose_samples(data, 1_000, 50))
+    assert len(choose_samples(data, 7, 50)) == 7
+    one = choose_samples(data, 1_000, 1)
+    assert len(set(one[:, 0].tolist())) == 1
 
 
 NUM_SHARDS, PER_SHARD = 6, 400

@@ -192,15 +192,18 @@ class _Iterator(grain.DatasetIterator):
         except StopIteration:
             self._ended = True
             return
-        self._add(state, record)
+        try:
+            self._add(state, record)
+        except Exception:
+            self._records.set_state(state)  # the next call meets the same record
+            raise
 
     def _add(self, state: Any, record: Any) -> None:
-        used_up = record.get(EXHAUSTED, ()) if isinstance(record, Mapping) else ()
-        for id_ in used_up:
-            self._used_up[self._dataset.index_of[int(id_)]] = True
-        if isinstance(record, Mapping) and EXHAUSTED in record:
-            record = {name: value for name, value in record.items() if name != EXHAUSTED}
         weights = _weigh(record, self._dataset)
+        if EXHAUSTED in record:
+            for id_ in record[EXHAUSTED]:
+                self._used_up[self._dataset.index_of[int(id_)]] = True
+            record = {name: value for name, value in record.items() if name != EXHAUSTED}
         entry = _Entry(self._first + len(self._entries), state, record, weights)
         self._entries.append(entry)
         self._queues[entry.component].append(entry)

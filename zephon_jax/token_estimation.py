@@ -58,32 +58,59 @@ class _Sampled(NamedTuple):
     stored: int  # bytes of the file
 
 
-def choose_samples(dataset: Dataset, num_samples: int) -> np.ndarray:
+def choose_samples(dataset: Dataset, num_samples: int, max_shards: int = 64) -> np.ndarray:
     """Chooses samples that stand for a dataset: the same ones always, spread over its shards.
 
     The shards laid end to end are cut into equal stretches, and a keyed permutation of each, with
-    a key from the dataset's name, gives one sample of it.
+    a key from the dataset's name, gives one sample of it. Where there are more shards than
+    `max_shards`, one sample of each of so many stretches chooses a shard first, and its samples
+    then stand for the stretch.
 
     Args:
       dataset: The dataset.
       num_samples: How many, at least 1; all of them where there are no more.
+      max_shards: Shards that they may come from, at least 1.
 
     Returns:
-      int64 (n, 2): shard and place in it, sorted.
+      int64 (n, 2): shard and place in it, sorted, each once.
     """
-    total = dataset.num_samples
-    num_samples = min(num_samples, total)
+    counts = np.asarray(dataset.shard_counts, dtype=np.int64)
+    key = make_key(0, _TAG, dataset.name)
+    if int((counts > 0).sum()) <= max_shards:
+        return _in_shards(counts, np.arange(len(counts)), num_samples, key)
+    drawn = _one_each(int(counts.sum()), max_shards, make_key(0, _TAG, dataset.name, "shards"))
+    # A large shard may be drawn more than once, and gives that many times the samples.
+    shards, times = np.unique(
+        np.searchsorted(np.cumsum(counts), drawn, side="right"), return_counts=True
+    )
+    ends = np.cumsum(times) * num_samples // max_shards
+    shares = np.diff(ends, prepend=0).tolist()
+    parts = [
+        _in_shards(counts, np.asarray([shard]), share, fold(key, shard))
+        for shard, share in zip(shards.tolist(), shares, strict=True)
+    ]
+    return np.concatenate(parts)
+
+
+def _in_shards(counts: np.ndarray, shards: np.ndarray, number: int, key: np.ndarray) -> np.ndarray:
+    """Samples spread over the places of some shards: int64 (n, 2)."""
+    ends = np.cumsum(counts[shards])
+    total = int(ends[-1])
+    places = _one_each(total, min(number, total), key)
+    which = np.searchsorted(ends, places, side="right")
+    return np.stack([shards[which], places - (ends - counts[shards])[which]], axis=1)
+
+
+def _one_each(total: int, number: int, key: np.ndarray) -> np.ndarray:
+    """One place of each of so many equal stretches of [0, total): int64 (number,)."""
+    if not number:
+        return np.zeros(0, dtype=np.int64)
     # In Python's integers: the product may not fit 64 bits.
-    cuts = np.asarray([n * total // max(1, num_samples) for n in range(num_samples + 1)])
-    sizes = np.diff(cuts)
-    keys = fold(make_key(0, _TAG, dataset.name), np.arange(num_samples))
-    offsets = np.zeros(num_samples, dtype=np.int64)
-    if num_samples:
-        offsets = permute_rows(offsets, np.arange(offsets.size), make_grids(sizes, keys))
-    places = cuts[:-1] + offsets
-    ends = np.cumsum(dataset.shard_counts)
-    shards = np.searchsorted(ends, places, side="right")
-    return np.stack([shards, places - (ends - dataset.shard_counts)[shards]], axis=1)
+    cuts = np.asarray([n * total // number for n in range(number + 1)], dtype=np.int64)
+    keys = fold(key, np.arange(number))
+    return cuts[:-1] + permute_rows(
+        np.zeros(number, np.int64), np.arange(number), make_grids(np.diff(cuts), keys)
+    )
 
 
 def measure(
@@ -118,7 +145,7 @@ def measure(
     for dataset in datasets:
         if dataset.shard_bytes is None:
             shard_costs(dataset, estimation.with_ratios({dataset.name: 1}))  # says what is missing
-    chosen = [choose_samples(d, estimation.samples_per_dataset) for d in datasets]
+    chosen = [_chosen(d, estimation) for d in datasets]
 
     def sample(task: tuple[int, np.ndarray]) -> _Sampled:
         d, places = task
@@ -134,6 +161,10 @@ def measure(
         dict(zip(names, [ratio for ratio, _ in ratios], strict=True)),
         dict(zip(names, [error for _, error in ratios], strict=True)),
     )
+
+
+def _chosen(dataset: Dataset, estimation: TokenEstimation) -> np.ndarray:
+    return choose_samples(dataset, estimation.samples_per_dataset, estimation.max_shards)
 
 
 def _batches(places: np.ndarray) -> Iterator[np.ndarray]:
