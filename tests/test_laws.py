@@ -90,6 +90,16 @@ SOURCES = {
         allocation="virtual_time",
     ),
     "virtual time, many": lambda: mixture([[7, 6]] * 70, chunk_size=30, allocation="virtual_time"),
+    "tokens": lambda: mixture(
+        [[20, 0, 13], [31, 4], 9],
+        [3, 2, 1],
+        chunk_size=11,
+        stop_after_passes=2,
+        token_estimation=zx.TokenEstimation.from_shard_totals(
+            {"a": [900, 0, 300], "b": [200, 800], "c": [45]}
+        ),
+        **ALL_SHUFFLES,
+    ),
     "many": lambda: mixture([[7, 6]] * 70, chunk_size=30, shuffle_within_shard=True),
     "custom": CountSource,
 }

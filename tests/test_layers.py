@@ -42,6 +42,7 @@ def test_schedules_need_neither_jax_nor_grain():
         "source = zx.StaticMixtureWorkSource([toy], {'toy': 1}, chunk_size=10)\n"
         "chunk, state = source.next_chunk(source.init()); chunk.order(); source[3]; len(source)\n"
         "zx.decode_state(source, zx.encode_state(state))\n"
+        "zx.simulate(source, num_lanes=2); source.locate((0, 0, 7)); zx.audit(source, [state])\n"
         "print(json.dumps([m for m in ('jax', 'grain', 'array_record') if m in sys.modules]))"
     )
     assert loaded == []

@@ -150,6 +150,8 @@ def mixture(
     shares = 100 * moved / np.maximum(1, moved.sum(axis=1, keepdims=True))
     at = _thinned(len(shares))
     x = run.chunk[(window - 1) // 2 :][at]  # the middle of what the mean is over
+    gone = (shares == 0) & (run.target_shares[window - 1 :] == 0)
+    shares[gone] = np.nan  # no line where a component has left or not yet come
     for place, d in enumerate(_chosen(run, components)):
         steps = np.append(run.target_chunk, run.chunk[-1] + run.chunks[-1])
         target = 100 * np.append(run.targets[:, d], run.targets[-1, d])

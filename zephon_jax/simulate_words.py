@@ -50,13 +50,16 @@ def _times(passes: float) -> str:
 
 def _ends(record: Simulation) -> Iterator[str]:
     drawn = record.lane_draws.sum(axis=0)
-    if record.exhausted and record.exhausted[0][1] < record.num_chunks - 1:
+    together = {chunk for _, chunk in record.exhausted}
+    # Where all end with the run, none of them is why.
+    named = not (len(together) == 1 and len(record.exhausted) == int((drawn > 0).sum()) > 1)
+    if named and record.exhausted and record.exhausted[0][1] < record.num_chunks - 1:
         name, chunk = record.exhausted[0]
         yield (
             f"{name!r} ends first, after chunk {chunk:,} of {record.num_chunks:,}; from there on"
             " the others share its part."
         )
-    elif record.exhausted and record.ended:
+    elif named and record.exhausted and record.ended:
         name, chunk = record.exhausted[0]
         others = [
             f"{n!r} has had {_times(drawn[d] / record.totals[d])}"
