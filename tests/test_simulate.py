@@ -267,6 +267,11 @@ def test_the_dataset_that_ends_first_is_named():
     assert run.exhausted == (("a", 19),)
     text = "'a' ends the run, after chunk 19: by then 'b' has had 0.333 passes."
     assert text in run.warnings
+    said = zx.simulate(SOURCES["policies"]()).warnings
+    assert any(text.startswith("'a' ends first, after chunk") for text in said)
+    assert any(text.startswith("'c' ends the run, after chunk") for text in said)
+    assert not any("ends" in text for text in zx.simulate(SOURCES["passes"]()).warnings)
+    assert not any("ends" in text for text in zx.simulate(CountSource()).warnings)
 
 
 def test_starved_lanes_are_named():

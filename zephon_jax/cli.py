@@ -7,22 +7,17 @@ could not do its work.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
 import os
 import sys
-import warnings
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import click
-import numpy as np
 
 from zephon_jax import __version__
 from zephon_jax.audit import audit as audit_states
 from zephon_jax.catalog import Dataset
+from zephon_jax.cli_answers import answer, bar, careful, named, size, table
 from zephon_jax.codec import encode_state
 from zephon_jax.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.config_text import TEMPLATE, schema
@@ -35,61 +30,7 @@ from zephon_jax.source import WorkSource
 
 __all__ = ["cli"]
 
-_TROUBLE = 2
 _PICTURES = ("mixture", "passes", "deviation", "lanes")
-
-
-def _plain(value: Any) -> Any:
-    """What `json.dumps` takes."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"no JSON for {type(value).__name__}")
-
-
-def _answer(as_json: bool, text: str, facts: Any) -> None:
-    click.echo(json.dumps(_named(facts), default=_plain) if as_json else text)
-
-
-def _named(value: Any) -> Any:
-    """Records by field name: `json` would make lists of named tuples."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        fields = value._asdict()  # type: ignore[attr-defined]
-        return {name: _named(one) for name, one in fields.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _named(_plain(value))
-    if isinstance(value, dict):
-        return {str(name): _named(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_named(one) for one in value]
-    return value
-
-
-def _careful(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turns what users can mend into one line, and warnings into lines of their own."""
-
-    @functools.wraps(command)
-    def careful(*args: Any, **kwargs: Any) -> Any:
-        def show(message: Any, category: Any, *_: Any, **__: Any) -> None:
-            click.echo(f"warning: {message}", err=True)
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = show
-            try:
-                return command(*args, **kwargs)
-            except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
-                if os.environ.get("ZEPHON_JAX_TRACEBACK"):
-                    raise
-                click.echo(f"error: {error}", err=True)
-                sys.exit(_TROUBLE)
-
-    return careful
 
 
 _json = click.option("--json", "as_json", is_flag=True, help="Answer as JSON, for programs.")
@@ -139,34 +80,11 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def _size(num_bytes: int | None) -> str:
-    if num_bytes is None:
-        return "-"
-    value, unit = float(num_bytes), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 1000 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of columns, the first aligned left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        )
-        for row in rows
-    )
-
-
 @cli.command()
 @click.argument("data", nargs=-1, required=True)
 @click.option("--format", help="Format of the shards, where it is not told by their names.")
 @_json
-@_careful
+@careful
 def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
     """Lists datasets: format, shards, samples and bytes.
 
@@ -179,18 +97,18 @@ def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
         spread = f"{low:,}" if low == high else f"{low:,} to {high:,}"
         rows.append((
             one["name"], one["format"] or "-", f"{one['shards']:,}", f"{one['samples']:,}",
-            _size(one["bytes"]), spread,
+            size(one["bytes"]), spread,
         ))  # fmt: skip
     empty = [f"! {one['name']} has {one['empty_shards']:,} shards without samples"
              for one in facts if one["empty_shards"]]  # fmt: skip
-    _answer(as_json, "\n".join([_table(rows), *empty]), facts)
+    answer(as_json, "\n".join([table(rows), *empty]), facts)
 
 
 @cli.command()
 @click.argument("data", nargs=-1, required=True)
 @click.option("--format", help="Format of the shards, where it is not told by their names.")
 @_json
-@_careful
+@careful
 def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
     """Counts the samples of datasets and keeps what was found, so that runs start at once."""
     facts = []
@@ -205,7 +123,7 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
         f" {one['index']}"
         for one in facts
     ]
-    _answer(as_json, "\n".join(lines), facts)
+    answer(as_json, "\n".join(lines), facts)
 
 
 @cli.command()
@@ -220,7 +138,7 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
 @click.option("--cache-bytes", type=int, help="With --window: what a cache of shards may hold.")
 @click.option("--csv", type=click.Path(), help="Write the table of chunks to this file.")
 @_json
-@_careful
+@careful
 def simulate(
     config: str,
     chunks: int | None,
@@ -238,20 +156,20 @@ def simulate(
     chunks = read.num_chunks if chunks is None else chunks
     source = read.source()
     _must_end(source, chunks)
-    with _bar(chunks, "simulating", quiet=as_json) as bar:
+    with bar(chunks, "simulating", quiet=as_json) as shown:
         run = simulate_source(
             source,
             chunks,
             read.num_lanes if lanes is None else lanes,
             window=window,
             cache_bytes=cache_bytes,
-            progress=bar.update,
+            progress=shown.update,
         )
     if csv:
         run.to_csv(csv)
     if plot:
         _draw(run, plot, picture, component)
-    _answer(as_json, run.summary(), {
+    answer(as_json, run.summary(), {
         "num_chunks": run.num_chunks, "num_samples": run.num_samples, "num_lanes": run.num_lanes,
         "ended": run.ended, "warnings": run.warnings, "lane_chunks": run.lane_chunks,
         "exhausted": dict(run.exhausted), "reads": run.reads,
@@ -279,14 +197,6 @@ def _must_end(source: WorkSource, chunks: int | None) -> None:
             ) from None
 
 
-def _bar(total: int | None, what: str, quiet: bool) -> Any:
-    from tqdm import tqdm
-
-    hidden = True if quiet else None  # None: only on a terminal
-    return tqdm(total=total, desc=what, unit=" chunks", unit_scale=True, delay=1.0, leave=False,
-                disable=hidden)  # fmt: skip
-
-
 def _draw(run: Any, path: str, picture: str, component: str | None) -> None:
     from zephon_jax import plot
 
@@ -307,13 +217,13 @@ def _draw(run: Any, path: str, picture: str, component: str | None) -> None:
 @click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
 @click.option("--config", type=click.Path(), help="Check it against this configuration.")
 @_json
-@_careful
+@careful
 def inspect(state: str, step: int | None, config: str | None, as_json: bool) -> None:
     """Says what is in a saved state or checkpoint."""
     if state.lower().endswith(SUFFIXES):
         raise ValueError(f"{state} is a configuration, not a state: use zephon-jax config {state}.")
     found = inspect_states(load_states(state, step))
-    facts, text = {**_named(found), "missing": found.missing}, found.summary()
+    facts, text = {**named(found), "missing": found.missing}, found.summary()
     differs: list[str] = []
     if config is not None:
         differs = _differs(found, read_config_file(config).source())
@@ -323,7 +233,7 @@ def inspect(state: str, step: int | None, config: str | None, as_json: bool) -> 
             if differs
             else f"\nit belongs to {config}"
         )
-    _answer(as_json, text, facts)
+    answer(as_json, text, facts)
     sys.exit(1 if differs else 0)
 
 
@@ -339,7 +249,7 @@ def _differs(found: Inspected, source: WorkSource) -> list[str]:
 @_config
 @click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
 @_json
-@_careful
+@careful
 def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool) -> None:
     """Proves from states alone which samples have been read how often.
 
@@ -353,7 +263,7 @@ def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool)
         loaded[0] if len(loaded) == 1 else loaded,
         read_config=None if elastic and len(loaded) == 1 else read.read,
     )
-    _answer(as_json, result.summary(), {
+    answer(as_json, result.summary(), {
         "whole_chunks": result.whole_chunks, "lanes": result.lanes, "missing": result.missing,
         "samples": result.samples, "seen": result.seen, "gaps": result.gaps,
         "doubles": result.doubles, "notes": result.notes,
@@ -367,7 +277,7 @@ def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool)
 @_chunks
 @_lanes
 @_json
-@_careful
+@careful
 def diff(a: str, b: str, chunks: int | None, lanes: int | None, as_json: bool) -> None:
     """Compares two configurations or two states: what differs, and from which chunk on."""
     configs = [path.lower().endswith(SUFFIXES) for path in (a, b)]
@@ -397,7 +307,7 @@ def _diff_configs(
         )
         if one != other
     ]
-    _answer(as_json, "\n".join([found.summary(), *notes]), {**_named(found), "notes": notes})
+    answer(as_json, "\n".join([found.summary(), *notes]), {**named(found), "notes": notes})
     return not found.same or bool(notes)
 
 
@@ -425,7 +335,7 @@ def _diff_states(a: str, b: str, as_json: bool) -> bool:
     if apart and pair[0].num_lanes == pair[1].num_lanes:
         lines.append(f"lanes that only one of them has: {apart[:16]}")
     facts = {"same": not lines, "settings": things, "lanes": moved, "notes": lines}
-    _answer(as_json, "\n".join(lines) or "the states are at the same place of the same run", facts)
+    answer(as_json, "\n".join(lines) or "the states are at the same place of the same run", facts)
     return bool(lines)
 
 
@@ -437,7 +347,7 @@ def _diff_states(a: str, b: str, as_json: bool) -> bool:
 @_chunks
 @_lanes
 @_json
-@_careful
+@careful
 def locate(
     config: str, dataset: str, shard: int, sample: int, chunks: int | None, lanes: int | None,
     as_json: bool,
@@ -454,24 +364,24 @@ def locate(
     places = source.locate((ids[dataset], shard, sample), num_lanes, chunks, read_config=read.read)
     rows = [("pass", "chunk", "lane", "lane step", "slot")]
     rows += [tuple(f"{value:,}" for value in place) for place in places]
-    _answer(as_json, _table(rows) if places else "never", places)
+    answer(as_json, table(rows) if places else "never", places)
 
 
 @cli.command(name="config")
 @click.argument("file", required=False, type=click.Path())
 @_json
-@_careful
+@careful
 def config_(file: str | None, as_json: bool) -> None:
     """Prints a configuration with every key explained, or checks FILE.
 
     With --json and no FILE: the JSON schema.
     """
     if file is None:
-        _answer(as_json, TEMPLATE.rstrip(), schema())
+        answer(as_json, TEMPLATE.rstrip(), schema())
         return
     source = read_config_file(file).source()
     facts = {
         "source": repr(source),
         "datasets": [_facts(dataset) for dataset in source.datasets_by_id.values()],
     }
-    _answer(as_json, f"{file} is right: {source!r}", facts)
+    answer(as_json, f"{file} is right: {source!r}", facts)

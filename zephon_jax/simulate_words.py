@@ -49,25 +49,23 @@ def _times(passes: float) -> str:
 
 
 def _ends(record: Simulation) -> Iterator[str]:
-    drawn = record.lane_draws.sum(axis=0)
-    together = {chunk for _, chunk in record.exhausted}
-    # Where all end with the run, none of them is why.
-    named = not (len(together) == 1 and len(record.exhausted) == int((drawn > 0).sum()) > 1)
-    if named and record.exhausted and record.exhausted[0][1] < record.num_chunks - 1:
-        name, chunk = record.exhausted[0]
-        yield (
-            f"{name!r} ends first, after chunk {chunk:,} of {record.num_chunks:,}; from there on"
-            " the others share its part."
-        )
-    elif named and record.exhausted and record.ended:
-        name, chunk = record.exhausted[0]
-        others = [
-            f"{n!r} has had {_times(drawn[d] / record.totals[d])}"
-            for d, n in enumerate(record.names)
-            if n not in dict(record.exhausted) and record.totals[d] and record.first_draw[d] >= 0
-        ]
-        by_then = f": by then {_list(others)}" if others else ""
-        yield f"{name!r} ends the run, after chunk {chunk:,}{by_then}."
+    drawn, gone = record.lane_draws.sum(axis=0), dict(record.exhausted)
+    left = [
+        f"{n!r} has had {_times(drawn[d] / record.totals[d])}"
+        for d, n in enumerate(record.names)
+        if n not in gone and record.totals[d] and drawn[d]
+    ]
+    for name, chunk in record.exhausted[:1]:
+        if chunk < record.num_chunks - 1:
+            yield (
+                f"{name!r} ends first, after chunk {chunk:,} of {record.num_chunks:,}; from there"
+                " on the others share its part."
+            )
+    for name, chunk in record.exhausted[-1:]:
+        # Where all have ended, the last of them is not why.
+        if record.ended and chunk == record.num_chunks - 1 and (left or len(gone) == 1):
+            by_then = f": by then {_list(left)}" if left else ""
+            yield f"{name!r} ends the run, after chunk {chunk:,}{by_then}."
     with np.errstate(divide="ignore", invalid="ignore"):
         passes = np.where(record.totals > 0, drawn / record.totals, 0.0)
     if len(passes) > 1 and passes.max() >= 4 and passes.max() >= 4 * passes[drawn > 0].min():
