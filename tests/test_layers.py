@@ -15,7 +15,7 @@ import zephon_jax
 PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
     ["_xp"],
-    ["weights", "keys", "token_ratios"],
+    ["weights", "keys", "balance", "token_ratios"],
     ["quota", "swrr", "lattice", "permutation", "cursor", "draws", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],
     ["reading", "chunk", "state", "codec", "places", "source", "eras", "knobs", "relane"],

@@ -191,6 +191,11 @@ def test_what_does_not_fit_the_dataset_is_refused():
         (a, from_totals({"a": [1]}), "'a' has 2 shards; its shard totals have 1 entries"),
         (a, from_totals({"a": [1, 1]}), "'a', shard 1 has no samples; its total is 1"),
         (bare, from_ratios({"a": 1}), "'a' has no known bytes"),
+        (
+            zx.Dataset.from_counts("a", [7], num_bytes=[0]),
+            from_ratios({"a": 1}),
+            "'a' has 7 samples in files of 0 bytes",
+        ),
         (a, TokenEstimation(words), r"source\.prime\(\)"),
     ):
         with pytest.raises(ValueError, match=text):
