@@ -285,8 +285,8 @@ def _bytes_of(dataset: Any) -> np.ndarray:
         )
     if dataset.num_samples and not dataset.shard_bytes.any():
         raise ValueError(
-            f"dataset {dataset.name!r} has {dataset.num_samples} samples in files of 0 bytes: the file"
-            " system does not tell sizes. Give the tokens of its shards with"
+            f"dataset {dataset.name!r} has {dataset.num_samples} samples in files of 0 bytes: the"
+            " file system does not tell sizes. Give the tokens of its shards with"
             " TokenEstimation.from_shard_totals."
         )
     return dataset.shard_bytes
