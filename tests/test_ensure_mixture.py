@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import zlib
+from fractions import Fraction
 
 import grain
 import numpy as np
 import pytest
 from grain.experimental import assert_equal_output_after_checkpoint
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import zephon_jax as zx
 
@@ -126,6 +129,106 @@ def test_even_records_come_as_chunks_are_read():
     )
     counts = np.array([50, 30, 20])
     assert [r["component_id"] for r in mixed] == zx.swrr.order(counts).tolist()
+
+
+class Records(grain.IterDataset):
+    """A list as a stream."""
+
+    def __init__(self, records):
+        super().__init__()
+        self.records = records
+
+    def __iter__(self):
+        return RecordsIterator(self.records)
+
+
+class RecordsIterator(grain.DatasetIterator):
+    def __init__(self, records):
+        super().__init__()
+        self.records, self.place = records, 0
+
+    def __next__(self):
+        if self.place == len(self.records):
+            raise StopIteration
+        self.place += 1
+        return self.records[self.place - 1]
+
+    def get_state(self):
+        return {"place": self.place}
+
+    def set_state(self, state):
+        self.place = state["place"]
+
+
+def expected_order(records, weights, size, replay):
+    """The rule told again, with fractions and plain lists."""
+    held, out, place, gone = [], [], 0, set()
+    active, given_out = {d for d, w in enumerate(weights) if w}, dict.fromkeys(range(3), 0)
+
+    def behind(d):
+        total = sum(given_out.values())
+        share = Fraction(weights[d], sum(weights[other] for other in active))
+        return share * max(1, total) - given_out[d], -d
+
+    def give_out(n):
+        record = records[held.pop(n)]
+        given_out[record["component_id"]] += record["tokens"]
+        out.append(record["n"])
+
+    while True:
+        if held and place - held[0] >= replay:
+            held.pop(0) if size is None else give_out(0)
+            continue
+        ended = place == len(records)
+        best = max(active, key=behind, default=None)
+        mine = [n for n, h in enumerate(held) if records[h]["component_id"] == best]
+        if mine:
+            give_out(mine[0])
+        elif best is not None and (best in gone or (ended and size is not None)):
+            active.remove(best)
+            given_out = dict.fromkeys(range(3), 0)
+        elif (ended and size is None) or (ended and not held):
+            return out
+        elif ended or (size is not None and len(held) >= size):
+            present = {records[h]["component_id"] for h in held} & active
+            turn = max(present, key=behind, default=None)
+            same = [n for n, h in enumerate(held) if records[h]["component_id"] == turn]
+            give_out(same[0] if same else 0)
+        else:
+            gone |= set(records[place].get("exhausted", ()))
+            held.append(place)
+            place += 1
+
+
+@given(
+    parts=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=40),
+    weights=st.tuples(*[st.integers(0, 3)] * 3).filter(any),
+    size=st.none() | st.integers(1, 8),
+    replay=st.integers(1, 12),
+    stamped=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=200)
+def test_order_is_the_rule_and_resumes_anywhere(parts, weights, size, replay, stamped, data):
+    records = []
+    for n, (component, tokens) in enumerate(parts):
+        later = {other for other, _ in parts[n:]}
+        stamp = {"exhausted": sorted({0, 1, 2} - later)} if stamped else {}
+        records.append({"component_id": component, "tokens": tokens, "n": n, **stamp})
+    mixed = zx.EnsureMixture(
+        Records(records), dict(zip(NAMES, weights, strict=True)), component_ids=NAMES,
+        max_buffer_size=size, max_replay=replay, warn_tolerance=10,
+    )  # fmt: skip
+    expected = expected_order(records, weights, size, replay)
+    assert [record["n"] for record in mixed] == expected
+    if size is not None:
+        assert sorted(expected) == list(range(len(records)))
+    step = data.draw(st.integers(0, len(expected)))
+    iterator, again = iter(mixed), iter(mixed)
+    for _ in range(step):
+        next(iterator)
+    again.set_state(json.loads(json.dumps(iterator.get_state())))
+    assert [record["n"] for record in again] == expected[step:]
 
 
 SETTINGS = {

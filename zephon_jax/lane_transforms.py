@@ -33,8 +33,8 @@ class FlushIterDataset(grain.IterDataset):
 
     Whatever the pipeline holds back (rows that a packer fills, a buffer that is shuffled) comes out
     before the lane's next chunks go in, as it does at the end of the data. So a restore never
-    replays more than these chunks, and a run that is cut anew between two lots loses nothing. The
-    price is rows that are padded, one packer's worth for each lot.
+    replays more than these chunks. The price is rows that are padded, one packer's worth for each
+    lot.
 
     Args:
       lane: A lane, as an elastic pipeline gets it. No prefetching between the two.
