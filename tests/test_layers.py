@@ -19,7 +19,7 @@ LAYERS = [
     ["quota", "swrr", "lattice", "permutation", "cursor", "draws", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],
     ["reading", "chunk", "state", "codec", "places", "source", "eras", "knobs", "relane"],
-    ["locate", "run_index", "lane_states"],
+    ["locate", "chunk_ids", "run_index", "lane_states"],
     ["mixture_run", "static_mixture"],
     ["run_rows"],
     ["shard_reads", "simulation", "simulate_words", "simulate"],

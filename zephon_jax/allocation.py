@@ -90,9 +90,13 @@ class Allocation:
         """The quotas of the chunk after so many and the next carry, int32 (k,) each."""
         return quota.step(self.shares, carry)
 
-    def drawn_at(self, num_chunks: int, carry: np.ndarray) -> np.ndarray:
+    def drawn_at(self, num_chunks: int | np.ndarray, carry: np.ndarray) -> np.ndarray:
         """Samples given out in this many chunks that end with this carry: int64 (k,)."""
         return quota.drawn_after(self.shares, num_chunks, carry)
+
+    def drawn_before(self, chunks: np.ndarray) -> np.ndarray:
+        """Samples given out before each of many chunks, int64 (n, k), in the closed form."""
+        return self.drawn_at(chunks, quota.steady_carry(self.shares, chunks))
 
     def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
         """Quotas of many chunks at once, int32 (n, k), where there is a closed form."""

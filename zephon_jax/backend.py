@@ -169,6 +169,11 @@ def _padded(number: int) -> int:
     return -(-number // step) * step
 
 
+def _padded_rows(number: int) -> int:
+    """The next power of four: what lies past the rows is never looked at."""
+    return 1 << max(8, (number - 1).bit_length() + 1 & ~1)
+
+
 def _columns_of(grid: permutation.Grid) -> Any:
     """A grid's fields on the CPU device, kept for the next chunk: uint32 (9, T)."""
     name = id(grid.round_keys)
@@ -178,7 +183,7 @@ def _columns_of(grid: permutation.Grid) -> Any:
     import jax
 
     num = grid.round_keys[0].size
-    columns = np.zeros((3 + len(grid.round_keys), _padded(num)), dtype=np.uint32)
+    columns = np.zeros((3 + len(grid.round_keys), _padded_rows(num)), dtype=np.uint32)
     for column, field in zip(columns, (*grid[1:4], *grid.round_keys), strict=True):
         column[:num] = field
     placed = jax.device_put(columns, _cpu())
@@ -198,7 +203,7 @@ def _compiled_trip(index: np.ndarray, rows: np.ndarray, grid: permutation.Grid) 
         none = np.zeros(size, dtype=np.uint32)
         return none, none.view(np.int32), _columns_of(grid)
 
-    kernel = _kernel(("rounds", size, _padded(num)), _trip, example)
+    kernel = _kernel(("rounds", size, _padded_rows(num)), _trip, example)
     if kernel is None:
         return permutation.first_trip(index, rows, grid)
     padded = np.zeros((2, size), dtype=np.uint32)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from zephon_jax.chunk import WorkChunk
+from zephon_jax.chunk_ids import ChunkIds
 from zephon_jax.costs import RunningCost, UnitCost
 from zephon_jax.eras import UNCAPPED, Eras, Position
 from zephon_jax.knobs import Knobs, config_digests, make_rules
 from zephon_jax.lane_states import LaneStates
-from zephon_jax.run_index import Cursors, RunIndex, samples_of_chunk
+from zephon_jax.run_index import Cursors, RunIndex
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words
 from zephon_jax.token_ratios import TokenEstimation, shard_costs
 
@@ -66,6 +67,10 @@ class MixtureRun:
         self.states = LaneStates(self.eras, knobs, self.config, ratios)
         self.samples = RunIndex(self.eras, knobs, self.cursors)
 
+    @functools.cached_property
+    def _ids(self) -> ChunkIds:
+        return ChunkIds(self.cursors.draws(0), self._knobs.chunk_size)
+
     def _check_first_quotas(self) -> None:
         rules, quotas = self.eras.rules, self.eras.first_quotas()
         over = (rules.caps != UNCAPPED) & (quotas > rules.caps)
@@ -106,10 +111,13 @@ class MixtureRun:
         self, position: Position, quotas: np.ndarray, after: Position, lane: int, num_lanes: int,
         origin: int,
     ) -> WorkChunk:  # fmt: skip
+        def next_chunk(chunk_index: int) -> int:
+            return self.states.lane_chunk(chunk_index + 1, lane, num_lanes, origin)
+
         return WorkChunk.from_arrays(
             names=self._knobs.names,
             counts=quotas.astype(np.int32),
-            ids=samples_of_chunk(self.cursors.draws(0), position, quotas),
+            ids=self._ids.of(position, quotas, (lane, num_lanes, origin), next_chunk),
             seed=self._knobs.seed,
             target=self.target_at(position),
             source_exhausted=self._exhausted(after),
@@ -117,7 +125,7 @@ class MixtureRun:
             slot=(position.chunk_index - origin) % num_lanes,
             num_lanes=num_lanes,
             whole=self._knobs.chunk_size,
-            upcoming=functools.partial(self._upcoming, position, lane, num_lanes, origin),
+            upcoming=functools.partial(self._upcoming, position, next_chunk),
         )
 
     def target_at(self, position: Position) -> dict[str, float]:
@@ -143,13 +151,13 @@ class MixtureRun:
             gone = rules.weighted
         return tuple(self._knobs.names[d] for d in np.flatnonzero(gone))
 
-    def _upcoming(self, position: Position, lane: int, num_lanes: int, origin: int) -> np.ndarray:
+    def _upcoming(self, position: Position, next_chunk: Callable[[int], int]) -> np.ndarray:
         """Counts of the lane's next chunks, for reading orders: int32 (n, k)."""
         allocation = position.era.allocation
         if allocation is None or not allocation.closed:
             return np.zeros((0, len(self._knobs.names)), dtype=np.int32)
         here, chunks = position.chunk_index, []
         for _ in range(_AHEAD):
-            here = self.states.lane_chunk(here + 1, lane, num_lanes, origin)
+            here = next_chunk(here)
             chunks.append(here - position.era.first_chunk)
         return allocation.quotas_of(np.asarray(chunks))

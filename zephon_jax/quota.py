@@ -328,10 +328,11 @@ def quotas_between(shares: Shares, carry: np.ndarray, next_carry: np.ndarray) ->
     return (shares.whole + moved).astype(np.int32)
 
 
-def drawn_after(shares: Shares, num_chunks: int, carry: np.ndarray) -> np.ndarray:
-    """Samples drawn in `num_chunks` steps that end with this carry: int64 (k,)."""
+def drawn_after(shares: Shares, num_chunks: int | np.ndarray, carry: np.ndarray) -> np.ndarray:
+    """Samples drawn in `num_chunks` steps (or each of (n,)) that end with this carry: int64."""
     unit = int(shares.unit)
-    rounds, rest = divmod(num_chunks, unit)
+    steps = np.asarray(num_chunks, dtype=np.int64)[..., None]
+    rounds, rest = np.divmod(steps, unit)
     rem = shares.rem.astype(np.int64)
     owed = rest * rem - carry.astype(np.int64)  # below 2^59: rest and rem are below 2^29
-    return num_chunks * shares.whole.astype(np.int64) + rounds * rem + owed // unit
+    return steps * shares.whole.astype(np.int64) + rounds * rem + owed // unit

@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._xp import as_int
+from zephon_jax.chunk_ids import samples_of_chunk
 from zephon_jax.cursor import Cursor, make_cursor
 from zephon_jax.draws import Draws
-from zephon_jax.eras import MAX_SAMPLES, Eras, Position
+from zephon_jax.eras import MAX_SAMPLES, Eras
 from zephon_jax.keys import digest_words
 from zephon_jax.knobs import Knobs
 from zephon_jax.reading import MixtureReadConfig, Reading, read_order
 
-__all__ = ["Cursors", "RunIndex", "samples_of_chunk"]
+__all__ = ["Cursors", "RunIndex"]
 
 _AHEAD = 32  # chunks of a question whose reading orders are computed together
 _KEPT_EPOCHS = 2
@@ -60,12 +61,6 @@ class Cursors:
             kept = list(self._draws.items())[1 - _KEPT_EPOCHS :]
             self._draws = {**dict(kept), epoch: known}
         return known
-
-
-def samples_of_chunk(draws: Draws, position: Position, quotas: np.ndarray) -> np.ndarray:
-    """The samples of the chunk at a position, grouped by component: int64 (n, 3)."""
-    drawing = np.flatnonzero(quotas)
-    return draws.of_ranges(drawing, position.drawn[drawing], quotas[drawing].astype(np.int64))
 
 
 class _Decoded(NamedTuple):

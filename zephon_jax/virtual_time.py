@@ -138,6 +138,10 @@ class VirtualTime:
         quotas = self.drawn_at(num_chunks + 1, carry) - self.drawn_at(num_chunks, carry)
         return quotas.astype(np.int32), carry
 
+    def drawn_before(self, chunks: np.ndarray) -> np.ndarray:
+        """Samples given out before each of many chunks: int64 (n, k)."""
+        return self._drawn_many(chunks * self._chunk_size)
+
     def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
         """Quotas of many chunks: int32 (n, k)."""
         ends, place = np.unique(np.concatenate([chunks, chunks + 1]), return_inverse=True)

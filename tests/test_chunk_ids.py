@@ -1,0 +1,72 @@
+"""Samples found ahead of a lane: the same ones that each chunk finds by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import chunks_of, mixture
+
+from zephon_jax import chunk_ids
+
+SETTINGS = {
+    "repeats": {"exhausted_policy": "repeat", "shuffle_block_size": 64},
+    "leaves": {"exhausted_policy": "redistribute", "shuffle_within_shard": True},
+    "stops": {"exhausted_policy": "stop"},
+    "passes": {"stop_after_passes": 3, "shuffle_block_size": "global"},
+    "virtual time": {"allocation": "virtual_time", "stop_after_passes": 2},
+    "rare": {"chunk_size": 3, "stop_after_passes": 2},
+}
+
+
+def source_of(name):
+    settings = {"chunk_size": 40, **SETTINGS[name]}
+    return mixture([[300, 500], 900, [70] * 9], [3, 2, 1.37], **settings)
+
+
+def alone(name, chunk, lane):
+    """The chunk's samples from a source that has never drawn another."""
+    fresh = source_of(name)
+    return fresh.next_chunk(fresh.seek(chunk.chunk_index, *lane))[0]
+
+
+@pytest.mark.parametrize("num_lanes", [1, 5])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_chunks_in_turn_are_what_each_is_alone(name, num_lanes):
+    source = source_of(name)
+    lanes = [chunks_of(source, lane, num_lanes, limit=90) for lane in range(num_lanes)]
+    assert len(lanes[0]) > 2
+    for lane, chunks in enumerate(lanes):
+        for chunk in [*chunks[:4], *chunks[-3:]]:
+            wanted = alone(name, chunk, (lane, num_lanes)).components
+            assert all(np.array_equal(chunk.components[c], wanted[c]) for c in wanted)
+    found = np.concatenate([chunk.order()[1] for lane in lanes for chunk in lane])
+    every = chunks_of(source_of(name), limit=sum(map(len, lanes)))
+    if num_lanes * 90 > len(every):  # the whole run
+        whole = np.concatenate([chunk.order()[1] for chunk in every])
+        assert sorted(found.tolist()) == sorted(whole.tolist())
+
+
+def test_lanes_side_by_side_and_states_asked_again():
+    source = source_of("repeats")
+    states = [source.init(lane, 3) for lane in range(3)]
+    for _ in range(30):
+        for lane in range(3):
+            chunk, after = source.next_chunk(states[lane])
+            again, _ = source.next_chunk(states[lane])
+            assert np.array_equal(chunk.order()[1], again.order()[1])
+            states[lane] = after
+            if chunk.chunk_index % 7 == 0:
+                other = alone("repeats", chunk, (lane, 3))
+                assert np.array_equal(chunk.order()[1], other.order()[1])
+
+
+def test_what_is_kept_has_a_bound(monkeypatch):
+    monkeypatch.setattr(chunk_ids, "_MAX_KEPT", 400)
+    monkeypatch.setattr(chunk_ids, "_MAX_LANES", 4)
+    source = source_of("repeats")
+    states = [source.init(lane, 9) for lane in range(9)]
+    for _ in range(12):
+        for lane in range(9):
+            _, states[lane] = source.next_chunk(states[lane])
+            assert len(source.run._ids._found) <= 10
+            assert len(source.run._ids._following) <= 4

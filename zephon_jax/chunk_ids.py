@@ -1,0 +1,120 @@
+"""The sample ids of a lane's chunks: those of its next ones are found together with its own.
+
+Finding a few thousand samples costs little more than finding one, so a lane that goes through its
+chunks in turn has several found at once. What is found ahead is only used where the chunk turns
+out to draw just that; a wrong guess costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from zephon_jax.draws import Draws
+from zephon_jax.eras import Position
+
+__all__ = ["ChunkIds", "samples_of_chunk"]
+
+_TOGETHER = 1 << 16  # samples found at once
+_MOST_CHUNKS = 64  # chunks found at once
+_MAX_KEPT = 1 << 20  # samples found ahead, 24 bytes each, of all lanes of a process
+_MAX_LANES = 1 << 12  # lanes whose next chunk is remembered
+
+
+class _Found(NamedTuple):
+    """A chunk found ahead."""
+
+    drawn: np.ndarray  # int64 (k,), what was drawn before it
+    quotas: np.ndarray  # int64 (k,)
+    ids: np.ndarray  # int64 (n, 3)
+
+
+def samples_of_chunk(draws: Draws, position: Position, quotas: np.ndarray) -> np.ndarray:
+    """The samples of the chunk at a position, grouped by component: int64 (n, 3)."""
+    drawing = np.flatnonzero(quotas)
+    return draws.of_ranges(drawing, position.drawn[drawing], quotas[drawing].astype(np.int64))
+
+
+class ChunkIds:
+    """Finds the samples of chunks. Immutable but for what it finds ahead; threads may share it.
+
+    Args:
+      draws: Where the datasets' samples lie.
+      chunk_size: Samples in a chunk.
+    """
+
+    def __init__(self, draws: Draws, chunk_size: int):
+        self._draws, self._chunk_size = draws, chunk_size
+        self._lock = threading.Lock()
+        self._found: OrderedDict[int, _Found] = OrderedDict()
+        self._following: OrderedDict[tuple[int, int, int], int] = OrderedDict()
+
+    def of(
+        self,
+        position: Position,
+        quotas: np.ndarray,
+        lane: tuple[int, int, int],
+        next_chunk: Callable[[int], int],
+    ) -> np.ndarray:
+        """The samples of a chunk, grouped by component: int64 (n, 3).
+
+        Args:
+          position: Of the chunk.
+          quotas: int64 (k,), what it draws.
+          lane: The lane, the number of lanes and their origin.
+          next_chunk: The lane's chunk after another.
+        """
+        here = position.chunk_index
+        with self._lock:
+            found = self._found.pop(here, None)
+            goes_on = self._following.pop(lane, None) == here
+            num_lanes = len(self._following) + 1
+        if (
+            found is not None
+            and np.array_equal(found.drawn, position.drawn)
+            and np.array_equal(found.quotas, quotas)
+        ):
+            self._follow(lane, next_chunk(here), {})
+            return found.ids
+        num = min(
+            _MOST_CHUNKS, _TOGETHER // self._chunk_size, _MAX_KEPT // (num_lanes * self._chunk_size)
+        )
+        allocation = position.era.allocation
+        if not goes_on or num < 2 or allocation is None or not allocation.closed:
+            self._follow(lane, next_chunk(here), {})
+            return samples_of_chunk(self._draws, position, quotas)
+        chunks = [here]
+        for _ in range(num - 1):
+            chunks.append(next_chunk(chunks[-1]))
+        since = np.asarray(chunks) - position.era.first_chunk
+        drawn = position.era.base + allocation.drawn_before(since)
+        asked = allocation.quotas_of(since).astype(np.int64)
+        drawn[0], asked[0] = position.drawn, quotas
+        parts = self._together(drawn, asked)
+        rows = zip(chunks[1:], drawn[1:], asked[1:], parts[1:], strict=True)
+        ahead = {chunk: _Found(*row) for chunk, *row in rows}
+        self._follow(lane, chunks[1], ahead)
+        return parts[0]
+
+    def _together(self, drawn: np.ndarray, quotas: np.ndarray) -> list[np.ndarray]:
+        """The samples of several chunks, by what was drawn before and what each draws (n, k)."""
+        chunk, dataset = np.nonzero(quotas)
+        ids = self._draws.of_ranges(dataset, drawn[chunk, dataset], quotas[chunk, dataset])
+        return np.split(ids, np.cumsum(quotas.sum(axis=1))[:-1])
+
+    def _follow(
+        self, lane: tuple[int, int, int], next_chunk: int, ahead: dict[int, _Found]
+    ) -> None:
+        """Remembers where a lane goes on, and what was found for it."""
+        with self._lock:
+            self._following[lane] = next_chunk
+            if len(self._following) > _MAX_LANES:
+                self._following.popitem(last=False)
+            self._found.update(ahead)
+            most = max(1, _MAX_KEPT // self._chunk_size)
+            while len(self._found) > most:
+                self._found.popitem(last=False)
