@@ -98,7 +98,8 @@ def _scale(hashed: Array, rows: Array, wide: bool) -> Array:
 def round_trip(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
     """One walk through all rounds, within the cells of the grid."""
     word, wide = index.dtype, index.dtype.itemsize == 8
-    left, right = (index & grid.mask).astype(xp.uint32), (index >> grid.shift).astype(xp.uint32)
+    # Halves are 32-bit words whatever the index is: most of the work is on them.
+    left, right = index.astype(xp.uint32) & grid.mask, (index >> grid.shift).astype(xp.uint32)
     pairs = range(len(grid.round_keys) // 2)
     for i in reversed(pairs) if inverse else pairs:
         row_key, column_key = grid.round_keys[2 * i], grid.round_keys[2 * i + 1]
@@ -112,7 +113,7 @@ def round_trip(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
         else:
             right = right + step
             right = xp.minimum(right, right - grid.rows)
-    return (right.astype(word) << grid.shift) | left
+    return (right.astype(word) << grid.shift) | left.astype(word)
 
 
 def _take(grid: Grid, where: np.ndarray) -> Grid:

@@ -160,6 +160,12 @@ def init_carry(shares: Shares) -> np.ndarray:
 def _rank(xp: Any, value: Array) -> Array:
     """Place of each element in ascending order, ties to the earlier: int32, along the last axis."""
     k = value.shape[-1]
+    if xp is np and value.ndim == 2 and k <= _SMALL:  # many at once, one component after another
+        columns, ranks = np.ascontiguousarray(value.T), np.empty(value.shape, dtype=np.int32)
+        for d in range(k):
+            before, after = columns[:d] <= columns[d], columns[d + 1 :] < columns[d]
+            ranks[:, d] = before.sum(axis=0, dtype=np.int8) + after.sum(axis=0, dtype=np.int8)
+        return ranks
     if k <= _SMALL:
         one, other = value[..., :, None], value[..., None, :]
         earlier = np.arange(k)[:, None] > np.arange(k)[None, :]
@@ -236,10 +242,11 @@ def steady_carry(shares: Shares, num_chunks: int | np.ndarray) -> np.ndarray:
     unit = int(shares.unit)
     # Both factors are below 2^29, so their product fits into 64 bits.
     rounds = np.asarray(num_chunks % unit, dtype=np.int64)[..., None]
-    residue = rounds * shares.rem % unit
+    owed = rounds * shares.rem.astype(np.int64)
+    residue = owed - owed // unit * unit  # NumPy divides by a scalar faster than it takes rests
     missing = residue.sum(axis=-1, keepdims=True) // unit
     gets = _rank(np, -residue) < missing
-    return (residue - gets * unit).astype(np.int32)
+    return np.where(gets, residue - unit, residue).astype(np.int32)
 
 
 def rare_components(shares: Shares) -> np.ndarray:

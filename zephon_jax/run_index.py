@@ -11,7 +11,7 @@ from zephon_jax._xp import as_int
 from zephon_jax.chunk_ids import samples_of_chunk
 from zephon_jax.cursor import Cursor, make_cursor
 from zephon_jax.draws import Draws
-from zephon_jax.eras import MAX_SAMPLES, Eras
+from zephon_jax.eras import MAX_SAMPLES, Eras, Position
 from zephon_jax.keys import digest_words
 from zephon_jax.knobs import Knobs
 from zephon_jax.reading import MixtureReadConfig, Reading, read_order
@@ -138,7 +138,7 @@ class RunIndex:
             return self._gather(chunks, slots, epoch, config)
         # The second question about one chunk: decode it all, for those that will follow.
         whole = np.arange(self._samples_in(name[2]))
-        decoded = self._gather(np.full(whole.size, name[2]), whole, epoch, config)
+        decoded = self._gather(np.full(whole.size, name[2]), whole, epoch, config, ahead=True)
         decoded.setflags(write=False)
         first = int(wanted[0] - slots[0])
         # One assignment: other threads see the old chunks or the new ones.
@@ -173,9 +173,17 @@ class RunIndex:
         return int(drawn[0].sum())
 
     def _gather(
-        self, chunks: np.ndarray, slots: np.ndarray, epoch: int, config: MixtureReadConfig
+        self,
+        chunks: np.ndarray,
+        slots: np.ndarray,
+        epoch: int,
+        config: MixtureReadConfig,
+        ahead: bool = False,
     ) -> np.ndarray:
-        """Sample ids at slots of chunks: whole chunks as such, single draws all at once."""
+        """Sample ids at slots of chunks: whole chunks as such, single draws all at once.
+
+        With `ahead`, reading orders of the chunks after the last one are computed too.
+        """
         if (chunks[1:] < chunks[:-1]).any():
             order = np.argsort(chunks, kind="stable")
             out = np.empty((chunks.size, 3), dtype=np.int64)
@@ -185,6 +193,7 @@ class RunIndex:
         positions = [self._eras.seek(g) for g in chunks[begins].tolist()]
         steps = [self._eras.step(position) for position in positions]
         counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
+        upcoming = np.concatenate([counts, self._counts_after(positions[-1])]) if ahead else counts
         dense = 2 * np.diff(begins, append=chunks.size) >= counts.sum(axis=1)
         draws = self._cursors.draws(epoch)
         out = np.empty((chunks.size, 3), dtype=np.int64)
@@ -192,7 +201,7 @@ class RunIndex:
         component, draw = np.empty_like(slots), np.empty_like(slots)
         for n, (position, begin) in enumerate(zip(positions, begins.tolist(), strict=True)):
             mine = slice(begin, begins[n + 1] if n + 1 < len(begins) else chunks.size)
-            reading = self._reading(n, counts, position.chunk_index, epoch, config)
+            reading = self._reading(n, upcoming, position.chunk_index, epoch, config)
             stored = reading.source[slots[mine]]
             if dense[n]:
                 ids = samples_of_chunk(draws, position, counts[n])
@@ -204,6 +213,14 @@ class RunIndex:
         if single.any():
             out[single] = draws.of_draws(component[single], draw[single])
         return out
+
+    def _counts_after(self, position: Position) -> np.ndarray:
+        """Counts of the chunks after a position's, where they are known at once: int32 (n, k)."""
+        allocation = position.era.allocation
+        if allocation is None or not allocation.closed:
+            return np.zeros((0, len(self._knobs.names)), dtype=np.int32)
+        since = position.chunk_index + 1 - position.era.first_chunk
+        return allocation.quotas_of(since + np.arange(_AHEAD - 1))
 
     def _reading(
         self, n: int, counts: np.ndarray, chunk_index: int, epoch: int, config: MixtureReadConfig
