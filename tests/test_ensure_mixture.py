@@ -162,7 +162,7 @@ class RecordsIterator(grain.DatasetIterator):
 
 def expected_order(records, weights, size, replay):
     """The rule told again, with fractions and plain lists."""
-    held, out, place, gone = [], [], 0, set()
+    held, out, place, gone, ended = [], [], 0, set(), False
     active, given_out = {d for d, w in enumerate(weights) if w}, dict.fromkeys(range(3), 0)
 
     def behind(d):
@@ -179,7 +179,6 @@ def expected_order(records, weights, size, replay):
         if held and place - held[0] >= replay:
             held.pop(0) if size is None else give_out(0)
             continue
-        ended = place == len(records)
         best = max(active, key=behind, default=None)
         mine = [n for n, h in enumerate(held) if records[h]["component_id"] == best]
         if mine:
@@ -194,6 +193,8 @@ def expected_order(records, weights, size, replay):
             turn = max(present, key=behind, default=None)
             same = [n for n, h in enumerate(held) if records[h]["component_id"] == turn]
             give_out(same[0] if same else 0)
+        elif place == len(records):
+            ended = True  # known only when one more is wanted
         else:
             gone |= set(records[place].get("exhausted", ()))
             held.append(place)
