@@ -21,7 +21,8 @@ from zephon_jax.virtual_time import Cost, VirtualTime
 
 __all__ = ["Stretch", "stretches"]
 
-_BLOCK = 8192  # chunks worked out together; their pairwise ranks are what takes memory
+_BLOCK = 8192  # chunks worked out together, at most:
+_NUMBERS = 1 << 21  # chunks x components worked out together
 _MOST_WALKED = 1_000_000  # chunks after which a source without an index counts as endless
 
 
@@ -71,7 +72,8 @@ def _of_mixture(
         return
     while num_chunks is None or position.chunk_index < num_chunks:
         first = position.chunk_index
-        most = _BLOCK if num_chunks is None else min(_BLOCK, num_chunks - first)
+        most = max(1, min(_BLOCK, _NUMBERS // len(knobs.names)))
+        most = most if num_chunks is None else min(most, num_chunks - first)
         target = np.asarray(list(source.run.target_at(position).values()), dtype=np.float64)
         counts, after, gone = _next_rows(eras, position, most)
         tokens = None if costs is None else _tokens(costs, position.drawn, counts)

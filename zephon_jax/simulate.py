@@ -53,7 +53,15 @@ def _merged(rows: _Rows) -> _Rows:
 
 
 def _joined(pieces: Sequence[_Rows]) -> _Rows:
-    return _merged(_Rows(*(np.concatenate(columns) for columns in zip(*pieces, strict=True))))
+    made: dict[tuple[int, ...], np.ndarray] = {}
+    columns = []
+    for parts in zip(*pieces, strict=True):
+        # Where a row is a chunk, the least, the most and the last deviation are one array.
+        name = tuple(map(id, parts))
+        if name not in made:
+            made[name] = np.concatenate(parts)
+        columns.append(made[name])
+    return _merged(_Rows(*columns))
 
 
 @dataclass(slots=True, kw_only=True)
