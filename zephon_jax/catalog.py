@@ -208,7 +208,8 @@ class Dataset:
           shard_size: Samples to a shard, so that there are shards to shuffle. None for one shard.
 
         Raises:
-          TypeError: If the object has not the two methods, or `shard_size` is no integer.
+          TypeError: If the object has not the two methods, or is text or a mapping, or if
+            `shard_size` is no integer.
           ValueError: If `shard_size` is below 1.
 
         Example:
@@ -219,6 +220,16 @@ class Dataset:
         if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
             raise TypeError(
                 f"dataset {name!r}: a source needs __len__ and __getitem__; got {source!r}."
+            )
+        if isinstance(source, (str, bytes)):
+            raise TypeError(
+                f"dataset {name!r}: a source gives records; got {source!r}. Files are named with"
+                " Dataset.from_path."
+            )
+        if isinstance(source, Mapping):
+            raise TypeError(
+                f"dataset {name!r}: a source is indexed by numbers; got a"
+                f" {type(source).__name__} of {sorted(map(str, source))}. Choose one of them."
             )
         total = len(source)
         label = f"dataset {name!r}: shard_size"
@@ -263,6 +274,7 @@ class Dataset:
         """
         name = _checked_name(name)
         files, fmt = find_shards(name, path, format, storage_options)
+        chosen = None if columns is None else _checked_columns(name, columns, fmt.name)
         if counts is None:
             shards = [Shard(file, fmt, storage_options) for file in files]
             describe = functools.partial(describe_shard, name, files)
@@ -278,7 +290,7 @@ class Dataset:
             shard_counts=checked,
             shards=tuple(files),
             format=fmt.name,
-            columns=None if columns is None else tuple(columns),
+            columns=chosen,
             storage_options=None if storage_options is None else dict(storage_options),
             location=location_of(path),
             staged=any(not is_local(f.path) or fmt.unpacker(f) is not None for f in files),
@@ -291,6 +303,18 @@ def _checked_name(name: Any) -> str:
     if not name:
         raise ValueError("a dataset's name must not be empty; got ''.")
     return name
+
+
+def _checked_columns(name: str, columns: Any, format_name: str) -> tuple[str, ...]:
+    listed = isinstance(columns, Sequence) and not isinstance(columns, (str, bytes))
+    if not listed or not columns or not all(isinstance(column, str) for column in columns):
+        raise ValueError(f"dataset {name!r}: columns must be a list of names; got {columns!r}.")
+    if format_name != "parquet":
+        raise ValueError(
+            f"dataset {name!r}: {format_name} shards have no columns to choose; got columns = "
+            f"{list(columns)}. Leave it out."
+        )
+    return tuple(columns)
 
 
 def _checked_counts(name: str, counts: Any, what: str = "counts") -> np.ndarray:

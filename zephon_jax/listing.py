@@ -13,8 +13,8 @@ from zephon_jax.formats.fetch import with_retries
 from zephon_jax.formats.files import (
     File,
     PathLike,
-    is_local,
     list_files,
+    local_path,
     read_head,
     stat_file,
 )
@@ -31,8 +31,8 @@ def describe_shard(name: str, files: Sequence[File], shard_id: int) -> str:
 def location_of(path: PathLike | Sequence[PathLike]) -> str:
     """One string for one place, however it was written."""
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    places = [os.fspath(entry).removeprefix("file://").rstrip("/") for entry in paths]
-    return ", ".join(sorted(os.path.realpath(p) if is_local(p) else p for p in places))
+    places = [(local_path(entry), os.fspath(entry).rstrip("/")) for entry in paths]
+    return ", ".join(sorted(url if p is None else os.path.realpath(p) for p, url in places))
 
 
 def find_shards(
@@ -44,25 +44,50 @@ def find_shards(
     """Lists the files that hold data and tells their one format."""
     wanted = None if format is None else get_format(format)
     try:
-        files, from_folder = with_retries(lambda: list_files(path, storage_options))
+        files, walked = with_retries(lambda: list_files(path, storage_options))
+    except TypeError as error:
+        raise TypeError(f"dataset {name!r}: {error}.") from None
     except Exception as error:
         raise named_error(error, f"dataset {name!r}") from error
     found: dict[str, list[File]] = {}
+    seconds = _companions_of(files)
+    others = []
     for file in files:
-        fmt = format_of(file.path, _head_reader(file, storage_options, wanted, from_folder))
-        if fmt is None and wanted is not None and not from_folder:
-            fmt = wanted
-        if fmt is None and not from_folder:
-            raise ValueError(
-                f"dataset {name!r}: the format of {file.path} is neither in its name nor in its "
-                "first bytes. Name it with format=."
-            )
-        if fmt is not None:
+        inside = file.path in walked
+        fmt = None if file.path in seconds else wanted
+        if wanted is None or inside:  # A name that was given is taken at its word.
+            try:
+                fmt = format_of(file.path, _head_reader(file, storage_options, inside))
+            except Exception as error:
+                raise named_error(error, f"dataset {name!r}: {file.path}") from error
+        if fmt is None and file.path not in seconds:
+            _check_passed_over(name, file, inside)
+            others.append(file.path)
+        if fmt is not None and (wanted is None or fmt is wanted):
             found.setdefault(fmt.name, []).append(file)
-    if wanted is not None and from_folder:
-        found = {wanted.name: found.get(wanted.name, [])}
-    shards, fmt = _one_format(name, path, found)
+    shards, fmt = _one_format(name, path, found, others)
     return _with_companions(name, shards, fmt, files, storage_options), fmt
+
+
+def _companions_of(files: Sequence[File]) -> set[str | None]:
+    """Paths of the second files of those whose names tell a format that comes in pairs."""
+    known = [(format_of(file.path), file.path) for file in files]
+    return {fmt.companion(path) for fmt, path in known if fmt is not None}
+
+
+def _check_passed_over(name: str, file: File, inside: bool) -> None:
+    """Refuses to leave out a file that was named, or data that is packed in an unknown way."""
+    if not inside:
+        raise ValueError(
+            f"dataset {name!r}: the format of {file.path} is neither in its name nor in its "
+            "first bytes. Name it with format=."
+        )
+    inner, packing = os.path.splitext(file.path)
+    if packing.lower() in _UNREAD_PACKINGS and format_of(inner) is not None:
+        raise ValueError(
+            f"dataset {name!r}: {file.path} is packed as {packing}, which is not read. Unpack it, "
+            "pack it with gzip or zstd, or take it out of the folder."
+        )
 
 
 def _with_companions(
@@ -106,27 +131,28 @@ def _with_companions(
     return paired
 
 
-def _head_reader(
-    file: File, storage_options: Any, wanted: ShardFormat | None, from_folder: bool
-) -> Any:
+def _head_reader(file: File, storage_options: Any, inside: bool) -> Any:
     """How to look into a file whose name does not tell; None where that is not wanted."""
     plain = file.path.lower().removesuffix(".gz").removesuffix(".zst")
-    told = os.path.splitext(plain)[1] in _NOT_DATA
-    if file.size == 0 or (from_folder and told) or (wanted is not None and not from_folder):
+    if file.size == 0 or (inside and os.path.splitext(plain)[1] in _NOT_DATA):
         return None
-    return lambda: read_head(file.path, storage_options)
+    return lambda: with_retries(lambda: read_head(file.path, storage_options))
 
 
 # What lies beside data in a folder and is not data.
 _NOT_DATA = {".json", ".md", ".txt", ".yaml", ".yml", ".html", ".py", ".lock", ".crc", ".idx"}
 
+_UNREAD_PACKINGS = {".bz2", ".xz", ".lzma", ".lz4", ".br", ".z", ".zip", ".7z", ".snappy", ".sz"}
+
 
 def _one_format(
-    name: str, path: Any, found: Mapping[str, list[File]]
+    name: str, path: Any, found: Mapping[str, list[File]], others: Sequence[str]
 ) -> tuple[list[File], ShardFormat]:
-    found = {key: files for key, files in found.items() if files}
     if not found:
-        raise ValueError(f"dataset {name!r}: there are no shards in {path!r}.")
+        beside = f" Files like {others[0]} are not taken for data; list them and give format=."
+        raise ValueError(
+            f"dataset {name!r}: there are no shards in {path!r}.{beside if others else ''}"
+        )
     if len(found) > 1:
         examples = "; ".join(f"{key}: {files[0].path}" for key, files in sorted(found.items()))
         raise ValueError(

@@ -212,10 +212,16 @@ class Reader:
     def _read_shard(self, dataset: Dataset, shard_id: int, indices: np.ndarray) -> Sequence[Any]:
         if dataset.source is not None:
             first = int(dataset.shard_counts[:shard_id].sum())
-            return _read_source(dataset, (indices + first).tolist())
-        with self._files.opened(dataset, shard_id, self.stager) as shard:
-            records = shard.read(indices)
-        if records and isinstance(records[0], bytes):
+            records = _read_source(dataset, (indices + first).tolist())
+        else:
+            with self._files.opened(dataset, shard_id, self.stager) as shard:
+                records = shard.read(indices)
+        if len(records) != len(indices):
+            raise ValueError(
+                f"{len(indices)} records from {int(indices[0])} to {int(indices[-1])} were asked"
+                f" for, and {len(records)} came"
+            )
+        if dataset.source is None and records and isinstance(records[0], bytes):
             self._learn(dataset, shard_id, records)
         return records
 
@@ -273,7 +279,10 @@ def _read_source(dataset: Dataset, places: list[int]) -> Sequence[Any]:
     for method in ("__getitems__", "_getitems"):
         read_many = getattr(source, method, None)
         if read_many is not None:
-            return list(read_many(places))
+            found = read_many(places)
+            if isinstance(found, Mapping):
+                raise ValueError(f"the source's {method} returns columns; it must return records")
+            return list(found)
     records = []
     for place in places:
         try:

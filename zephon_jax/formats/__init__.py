@@ -8,7 +8,15 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from zephon_jax.formats.array_record import ARRAY_RECORD
-from zephon_jax.formats.base import GZIP_MAGIC, ZSTD_MAGIC, OpenShard, ShardFormat, ShardIndex
+from zephon_jax.formats.base import (
+    BYTE_ORDER_MARK,
+    GZIP_MAGIC,
+    ZSTD_MAGIC,
+    OpenShard,
+    ShardFormat,
+    ShardIndex,
+)
+from zephon_jax.formats.files import is_local
 from zephon_jax.formats.jsonl import JSONL
 from zephon_jax.formats.megatron import MEGATRON
 from zephon_jax.formats.parquet import PARQUET
@@ -51,11 +59,14 @@ def format_of(path: str, read_head: Callable[[], bytes] | None = None) -> ShardF
       >>> format_of("README.md") is None
       True
     """
+    if not is_local(path):  # `zip://a.jsonl::b.zip`, or `simplecache::s3://bucket/a.jsonl`
+        path = next((link for link in path.split("::") if "://" in link), path)
     name = _SHARD_NUMBER.sub("", path.lower())
     for fmt in FORMATS.values():
         if name.endswith(fmt.suffixes):
             return fmt
-    head = _unpacked(read_head()).lstrip() if read_head is not None else b""
+    head = _unpacked(read_head()) if read_head is not None else b""
+    head = head.removeprefix(BYTE_ORDER_MARK).lstrip()
     for fmt in FORMATS.values():
         if head and _starts_with(head, fmt.magics):
             return fmt

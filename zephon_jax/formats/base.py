@@ -19,6 +19,7 @@ from zephon_jax.per_process import PerProcess
 
 __all__ = [
     "BLOCKS",
+    "BYTE_ORDER_MARK",
     "GZIP_MAGIC",
     "ZSTD_MAGIC",
     "BlockCache",
@@ -32,6 +33,8 @@ __all__ = [
 # First bytes of compressed files.
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+# What some editors put before UTF-8 text.
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # Returns bytes [start, stop) of a file.
 FetchRange = Callable[[int, int], bytes]
@@ -44,7 +47,9 @@ def named_error(error: Exception, where: str) -> Exception:
     missing file from a forbidden one; everything else is bad data.
     """
     if not isinstance(error, OSError):
-        return ValueError(f"{where}: {str(error).removesuffix('.')}.")
+        kind = "" if type(error) is ValueError else type(error).__name__
+        text = ": ".join(filter(None, [kind, str(error).removesuffix(".")]))
+        return ValueError(f"{where}: {text}.")
     kinds = (FileNotFoundError, PermissionError, TimeoutError, ConnectionError)
     kind = next((kind for kind in kinds if isinstance(error, kind)), OSError)
     text = error.strerror or str(error) or type(error).__name__
@@ -191,7 +196,7 @@ class BlockCache:
     def forget(self, owner: Any) -> None:
         """Drops all blocks whose key starts with `owner`."""
         with self._lock:
-            for key in [key for key in self._blocks if key[0] == owner]:
+            for key in [key for key in self._blocks if key[0] is owner]:
                 self._drop(key)
 
     def _drop(self, key: Any) -> None:

@@ -21,6 +21,10 @@ __all__ = ["fetch_file", "range_reader", "with_retries"]
 T = TypeVar("T")
 
 _NUM_ATTEMPTS = 4
+_LASTING = (
+    *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
+    *(ValueError, NotImplementedError, ImportError, TypeError),
+)
 _FIRST_DELAY = 0.1
 _MAX_DELAY = 5.0
 # No further attempt after this long: a file system that tries again by itself may take as long.
@@ -31,15 +35,16 @@ _PART_BYTES = 8 << 20
 def with_retries(call: Callable[[], T], num_attempts: int | None = None) -> T:
     """Calls again after an error that may pass, with growing pauses.
 
-    A missing or forbidden file and bad data do not pass. Everything else that a file system
-    raises does: object stores report throttling and broken connections in many ways.
+    A missing or forbidden file, bad data, a package that is not installed and a value of the wrong
+    type do not pass. Everything else that a file system raises does: object stores report
+    throttling and broken connections in many ways.
     """
     attempts = _NUM_ATTEMPTS if num_attempts is None else num_attempts
     start = time.monotonic()
     for attempt in range(attempts):
         try:
             return call()
-        except (FileNotFoundError, PermissionError, ValueError, NotImplementedError):
+        except _LASTING:
             raise
         except Exception as error:
             if attempt == attempts - 1 or time.monotonic() - start > _MAX_SECONDS:

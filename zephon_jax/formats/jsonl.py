@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import shutil
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,7 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax.formats.base import GZIP_MAGIC, ZSTD_MAGIC, FetchRange, OpenShard, ShardIndex
+from zephon_jax.formats.base import (
+    BYTE_ORDER_MARK,
+    GZIP_MAGIC,
+    ZSTD_MAGIC,
+    FetchRange,
+    OpenShard,
+    ShardIndex,
+)
 from zephon_jax.formats.files import File, is_local
 
 __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
@@ -22,6 +30,8 @@ __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 _SCAN_BYTES = 1 << 20
 # Two wanted lines less than this far apart are fetched by one read.
 _GAP_BYTES = 1 << 12
+# A frame that carries no data; tools that compress in parallel put one first.
+_ZSTD_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")
 # One read never asks for more than this, which bounds the memory besides the records.
 _RUN_BYTES = 1 << 23
 
@@ -57,7 +67,19 @@ def line_offsets(path: str) -> np.ndarray:
             size += len(block)
             last_byte = block[-1:]
     tail = [previous_end] if size > previous_end else []
-    return np.concatenate([*starts, tail, [size]]).astype(np.int64)
+    offsets = np.concatenate([*starts, tail, [size]]).astype(np.int64)
+    return _without_mark(path, offsets)
+
+
+def _without_mark(path: str, offsets: np.ndarray) -> np.ndarray:
+    """Begins the first line behind a byte order mark; a line of nothing else is blank."""
+    with open(path, "rb") as file:
+        head = file.read(5)
+    if head.startswith(BYTE_ORDER_MARK):
+        offsets[0] += len(BYTE_ORDER_MARK)
+        if len(offsets) > 1 and not head.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n")[:1]:
+            return offsets[1:]
+    return offsets
 
 
 def _is_not_blank(begins: np.ndarray, ends: np.ndarray, data: bytes, base: int) -> np.ndarray:
@@ -136,8 +158,11 @@ class JsonlShard:
 
     def _fetch(self, offset: int, length: int) -> bytes:
         data = os.pread(self._fd, length, offset)
-        if len(data) < length:
-            raise _CutError(f"the file ends at byte {offset + len(data)}, inside known lines")
+        while len(data) < length:  # No call of the system returns 2 GiB.
+            more = os.pread(self._fd, length - len(data), offset + len(data))
+            if not more:
+                raise _CutError(f"the file ends at byte {offset + len(data)}, inside known lines")
+            data += more
         return data
 
     def _line_number(self, index: int) -> int:
@@ -183,8 +208,10 @@ def _gunzip(source: str, target: str) -> None:
 def _unzstd(source: str, target: str) -> None:
     import zstandard
 
-    # Frame by frame, because the library's stream reader takes a cut file for a whole one.
-    frame, fresh = zstandard.ZstdDecompressor().decompressobj(), True
+    # Frame by frame, because the library's stream reader takes a cut file for a whole one. Some
+    # corpora are packed with the largest window that there is.
+    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    frame, fresh = unpacker.decompressobj(), True
     with open(source, "rb") as packed, open(target, "r+b") as out:
         try:
             while block := packed.read(_RUN_BYTES >> 3):
@@ -192,7 +219,7 @@ def _unzstd(source: str, target: str) -> None:
                     out.write(frame.decompress(block))
                     block, fresh = frame.unused_data if frame.eof else b"", frame.eof
                     if frame.eof:
-                        frame = zstandard.ZstdDecompressor().decompressobj()
+                        frame = unpacker.decompressobj()
             out.truncate()
         except zstandard.ZstdError as error:
             raise ValueError(f"the zstd data is corrupted ({error})") from error
@@ -206,7 +233,7 @@ def _unpack(source: str, target: str) -> None:
         head = file.read(4)
     if head.startswith(GZIP_MAGIC):
         _gunzip(source, target)
-    elif head.startswith(ZSTD_MAGIC):
+    elif head.startswith(ZSTD_MAGIC) or _ZSTD_SKIPPABLE.match(head):
         _unzstd(source, target)
     else:
         with open(source, "rb") as plain, open(target, "r+b") as out:

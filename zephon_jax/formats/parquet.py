@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,11 +68,12 @@ class ParquetShard:
     the last one for as long as it lives.
     """
 
-    num_files = 0
+    num_files = 1  # It is not open, but the footers of many files take as much as open ones.
 
     def __init__(self, path: str, columns: tuple[str, ...] | None):
         self._path = path
         self._lock = threading.Lock()  # Two calls would decode the same row group.
+        self._owner = object()  # Unlike id(self), never that of a shard that came before.
         self._columns = None if columns is None else list(columns)
         with open(path, "rb") as source:
             file = _open_file(source)
@@ -86,6 +88,11 @@ class ParquetShard:
         self.num_samples = int(meta.num_rows)
 
     def _check_columns(self, known: Sequence[str]) -> None:
+        twice = next((name for name, times in Counter(known).items() if times > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"there are several columns {twice!r}, and a row can hold one. Rename the others"
+            )
         for column in self._columns or ():
             if column not in known:
                 raise ValueError(f"there is no column {column!r}; columns are {known}")
@@ -101,7 +108,7 @@ class ParquetShard:
         return rows
 
     def _row_group(self, group: int) -> Any:
-        key = (id(self), group)
+        key = (self._owner, group)
         with self._lock:
             table = BLOCKS.get().get(key)
             if table is None:
@@ -152,7 +159,7 @@ class ParquetShard:
 
     def close(self) -> None:
         """Drops the decoded row groups."""
-        BLOCKS.get().forget(id(self))
+        BLOCKS.get().forget(self._owner)
 
 
 def _stored_bytes(group: Any) -> int:
