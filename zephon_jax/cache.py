@@ -19,13 +19,16 @@ import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 __all__ = ["FULL_DISK", "Entry", "Lease", "ShardCache", "default_folder"]
 
 _PART = ".part"
 # What the system says of a full disk.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+# A copy that grows by nothing for twice this long is not being made any more.
+_STUCK_SECONDS = 60.0
+_LONGEST_SECONDS = 3600.0
 _FULL_PAUSES = (0.0, 0.1, 0.2, 0.4)  # seconds
 
 
@@ -86,6 +89,9 @@ class ShardCache:
         self._copies = os.path.join(self.folder, "copies")
         self._locks = os.path.join(self.folder, "locks")
         self._plans = _Plans(os.path.join(self.folder, "plans"))
+        self._make_folders()
+
+    def _make_folders(self) -> None:
         for path in (self._copies, self._locks):
             os.makedirs(path, exist_ok=True)
 
@@ -109,7 +115,8 @@ class ShardCache:
         if lease := self._open(entry.name):
             return lease
         try:
-            with FileLock(os.path.join(self._locks, entry.name)):
+            self._make_folders()  # Who cleans up a cache may take them away.
+            with self._only_maker(entry.name):
                 if lease := self._open(entry.name):
                     return lease
                 if not self._make_room(entry, ahead):
@@ -127,6 +134,35 @@ class ShardCache:
                 "ZEPHON_JAX_CACHE to a folder on another disk",
             ) from error
         return lease
+
+    @contextlib.contextmanager
+    def _only_maker(self, name: str) -> Iterator[None]:
+        """Waits while another thread or process makes a copy, as long as it gets on with it."""
+        lock, start, before = FileLock(os.path.join(self._locks, name)), time.monotonic(), None
+        while not lock.is_locked:
+            try:
+                lock.acquire(timeout=_STUCK_SECONDS)
+            except Timeout:
+                now = self._newest()
+                if now == before or time.monotonic() - start > _LONGEST_SECONDS:
+                    raise TimeoutError(
+                        f"the lock {lock.lock_file} is held by a process that has stopped making "
+                        f"its copy. End that process, or name another folder with ZEPHON_JAX_CACHE"
+                    ) from None
+                before = now
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _newest(self) -> float:
+        """When anything in the cache was last written."""
+        with os.scandir(self._copies) as entries:
+            newest = 0.0
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    newest = max(newest, entry.stat().st_mtime)
+            return newest
 
     def has(self, name: str) -> bool:
         """True if the copy is there and whole."""
@@ -146,7 +182,8 @@ class ShardCache:
         if os.fstat(fd).st_nlink == 0:  # Dropped while this call waited.
             os.close(fd)
             return None
-        os.utime(fd)
+        with contextlib.suppress(OSError):  # Somebody else's copy, or a disk that is read-only.
+            os.utime(fd)
         return Lease(path, fd)
 
     def _make(self, entry: Entry, ahead: bool) -> Lease | None:
@@ -180,19 +217,19 @@ class ShardCache:
                 _unlink(part)
                 _unlink(part + ".done")
                 return False
-            with FileLock(os.path.join(self.folder, "lock")):
+            with FileLock(os.path.join(self.folder, "lock"), timeout=_STUCK_SECONDS):
                 self._drop_until(0, keep=entry.name)
             time.sleep(pause or 0)
         return False
 
     def _make_fit(self, name: str) -> None:
-        with FileLock(os.path.join(self.folder, "lock")):
+        with FileLock(os.path.join(self.folder, "lock"), timeout=_STUCK_SECONDS):
             size = sum(size for found, size, _ in self._list() if found == name)
             self._drop_until(self.max_bytes - size, keep=name)
 
     def _make_room(self, entry: Entry, ahead: bool) -> bool:
         part = os.path.join(self._copies, entry.name + _PART)
-        with FileLock(os.path.join(self.folder, "lock")):
+        with FileLock(os.path.join(self.folder, "lock"), timeout=_STUCK_SECONDS):
             room = self.max_bytes - entry.size
             fits = self._drop_until(room, keep=entry.name, only_later=ahead)
             if not fits and ahead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 import zlib
@@ -282,6 +283,7 @@ class _LaneIterator(grain.DatasetIterator):
         self._elements: Iterator[tuple[Any, np.int32, np.ndarray]] = iter(())
         self._slots: list[int] = [slot]  # of the window's elements, and the one after them
         self._delivered = 0
+        self._process = os.getpid()  # Threads that read ahead do not run in a forked one.
         self.chunk: WorkChunk | None = None  # of the last element that was delivered
 
     def __next__(self) -> dict[str, Any]:
@@ -314,6 +316,8 @@ class _LaneIterator(grain.DatasetIterator):
 
     def _look_ahead(self) -> tuple[_Window, list[Any]] | None:
         """The window after the one that is delivered, which stays ahead; None at the end."""
+        if self._process != os.getpid():
+            self._go_to(self._state, self._slot)
         if self._windows is None:
             self._windows = self._make_windows(self._state, self._slot)
         if self._ahead is None:
@@ -389,7 +393,7 @@ class _LaneIterator(grain.DatasetIterator):
                     yield waiting.popleft()
         finally:  # also when the iterator is dropped: its shards need no more protection
             if plan:
-                reader.plan(source.datasets_by_id, np.zeros((0, 2), dtype=np.int64), owner=owner)
+                reader.forget(owner)
 
     def get_state(self) -> dict[str, Any]:
         """The lane's place as plain JSON."""

@@ -40,6 +40,7 @@ _FOOTER = struct.Struct("<QI8s")  # Bytes and checksum of the table, magic.
 _MANY_SHARDS = 64
 _MANY_BYTES = 1 << 26
 _MANY_SECONDS = 0.3
+_LOCK_SECONDS = 600.0
 _FOLDER_BESIDE = ".zephon_jax"
 
 
@@ -229,9 +230,10 @@ def _index_path(location: str | None, format_name: str) -> str:
 def _locked(path: str) -> Iterator[None]:
     """Holds the lock of an index file; goes on without where nothing can be written."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):
+        # Also where somebody holds it for ever, or the file system knows no locks.
+        with contextlib.suppress(OSError, NotImplementedError):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            stack.enter_context(FileLock(path + ".lock"))
+            stack.enter_context(FileLock(path + ".lock", timeout=_LOCK_SECONDS))
         yield
 
 

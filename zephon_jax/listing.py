@@ -149,10 +149,11 @@ def _one_format(
     name: str, path: Any, found: Mapping[str, list[File]], others: Sequence[str]
 ) -> tuple[list[File], ShardFormat]:
     if not found:
-        beside = f" Files like {others[0]} are not taken for data; list them and give format=."
-        raise ValueError(
-            f"dataset {name!r}: there are no shards in {path!r}.{beside if others else ''}"
+        beside = "".join(
+            f" Files like {other} are not taken for data; list them and give format=."
+            for other in others[:1]
         )
+        raise ValueError(f"dataset {name!r}: there are no shards in {path!r}.{beside}")
     if len(found) > 1:
         examples = "; ".join(f"{key}: {files[0].path}" for key, files in sorted(found.items()))
         raise ValueError(

@@ -41,7 +41,7 @@ class PerProcess(Generic[T]):
             return self._values[arguments]
 
     def _forget(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # A finalizer may ask while a value is being made.
         self._values: dict[tuple[Hashable, ...], T] = {}
 
 

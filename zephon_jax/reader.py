@@ -170,6 +170,10 @@ class Reader:
         if shards or self.needs_plan(datasets_by_id):
             self.stager.plan(("plan", owner), shards)
 
+    def forget(self, owner: Hashable) -> None:
+        """Lets go of an owner's plan, soon. A finalizer may call it: it waits for no lock."""
+        self.stager.forget(("plan", owner))
+
     def close(self) -> None:
         """Closes the files that nobody is reading."""
         self._files.close()

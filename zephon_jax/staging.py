@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -60,6 +61,7 @@ class Stager:
         self._retry_at: dict[str, float] = {}
         self._threads: list[threading.Thread] = []
         self._turn = threading.Lock()
+        self._dropped: deque[Hashable] = deque()
         self._closed = False
 
     @property
@@ -110,6 +112,7 @@ class Stager:
           owner: Whose plan this is; it replaces the owner's last one.
           shards: In order of first use, those in use now first. Empty to forget the owner.
         """
+        self._forget_dropped()
         entries = [entry for shard in shards for entry in self.entries(shard)]
         if entries or owner in self._plans:
             self.cache.plan(owner, [entry.name for entry in entries])  # First: it protects them.
@@ -120,6 +123,19 @@ class Stager:
                 self._plans[owner] = entries
                 self._start_threads()
             self._changed.notify_all()
+
+    def forget(self, owner: Hashable) -> None:
+        """Lets go of an owner's plan, soon.
+
+        For owners that the garbage collector finds: it may run in any thread, while that one is
+        inside a plan or holds a lock, so nothing is done here but to remember it.
+        """
+        self._dropped.append(owner)
+
+    def _forget_dropped(self) -> None:
+        while self._dropped:
+            with contextlib.suppress(IndexError):  # Another thread took the last one.
+                self.plan(self._dropped.popleft(), ())
 
     def close(self) -> None:
         """Stops making copies ahead."""
@@ -168,6 +184,7 @@ class Stager:
     def _look_ahead(self) -> None:
         """Makes planned copies, soonest use first, until the stager is closed."""
         while not self._closed:
+            self._forget_dropped()
             # One at a time until its room is taken: a copy that is wanted later must not fill
             # the room of one that is wanted sooner and only slower to begin.
             with contextlib.ExitStack() as turn:
