@@ -258,6 +258,17 @@ def test_permission_denied(kind, counts, monkeypatch):
             assert number(read({0: Dataset.from_path("far", path)}, ids(5))[0]) == 5
 
 
+def test_folder_that_cannot_be_listed_is_not_passed_over():
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        shut = pathlib.Path(folder) / "shut"
+        shut.mkdir()
+        write_jsonl(pathlib.Path(folder))
+        shut.chmod(0)
+        with as_nobody(), pytest.raises(PermissionError, match=r"'far'.*shut"):
+            Dataset.from_path("far", folder)
+
+
 def test_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
     path = pack(write_jsonl(tmp_path), "gz")
     (tmp_path / "file").write_text("")

@@ -3,12 +3,15 @@
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
 
 import pytest
+from filelock import FileLock
 
+from zephon_jax import cache as cache_module
 from zephon_jax.cache import Entry, ShardCache
 
 
@@ -213,3 +216,42 @@ def test_other_processes_use_and_plans_count_while_they_live(tmp_path):
     assert "c" in held(cache)
     assert len(os.listdir(tmp_path / "plans")) == 1
     cache.plan(0, [])
+
+
+def test_maker_that_has_stopped_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "_STUCK_SECONDS", 0.1)
+    cache = ShardCache(tmp_path, 1000)
+    with cache._only_maker("a"), pytest.raises(TimeoutError, match=r"locks/a.*End that process"):
+        cache.acquire(entry("a"))
+    with FileLock(str(tmp_path / "lock")), pytest.raises(TimeoutError, match="lock"):
+        cache.acquire(entry("a"))
+    with cache.acquire(entry("a")) as lease:
+        assert os.path.exists(lease.path)
+
+
+def test_slow_maker_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_module, "_STUCK_SECONDS", 0.1)
+    cache, begun = ShardCache(tmp_path, 1000), threading.Event()
+
+    def make(target):
+        for step in range(10):
+            with open(target, "r+b") as file:
+                file.write(b"x" * 10 * (step + 1))
+            begun.set()
+            time.sleep(0.05)
+
+    slow = Entry("a", 100, True, make)
+    maker = threading.Thread(target=lambda: cache.acquire(slow).close())
+    maker.start()
+    assert begun.wait(20)
+    with cache.acquire(slow) as lease:
+        assert os.path.getsize(lease.path) == 100
+    maker.join()
+
+
+def test_folder_that_is_taken_away(tmp_path):
+    cache = ShardCache(tmp_path / "cache", 1000)
+    for _ in range(2):
+        with cache.acquire(entry("a")) as lease:
+            assert os.path.exists(lease.path)
+        shutil.rmtree(tmp_path / "cache")

@@ -341,3 +341,12 @@ def test_ten_thousand_shards_open_in_seconds(tmp_path, kept):
     assert Dataset.from_path("a", tmp_path).num_samples == 20_000
     assert Dataset.from_path("a", tmp_path).num_samples == 20_000
     assert time.monotonic() - start < 20
+
+
+def test_index_lock_that_is_never_let_go(tmp_path, kept, monkeypatch):
+    monkeypatch.setattr(index, "_LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(index, "_MANY_SHARDS", 1)
+    write_jsonl(tmp_path / "d" / "a.jsonl", [1, 2])
+    path = index._index_path(str(tmp_path / "d"), "jsonl")
+    with index._locked(path):
+        assert Dataset.from_path("a", tmp_path / "d").num_samples == 2

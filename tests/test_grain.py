@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import gzip
 import json
+import os
+import signal
+import threading
+import time
 
 import grain
 import numpy as np
@@ -12,6 +18,7 @@ from grain.experimental import assert_equal_output_after_checkpoint
 from helpers import mixture
 
 import zephon_jax as zx
+from zephon_jax.staging import default_stager
 
 
 def readable(sizes=(30, 50, 20), weights=(1, 2, 1), **settings):
@@ -234,3 +241,56 @@ def test_worker_processes_keep_the_order(num_workers):
 def test_sequential_slices_are_refused():
     with pytest.raises(ValueError, match="sequential"):
         zx.LaneIterDataset(readable()).set_slice(slice(0, None, 2), sequential_slice=True)
+
+
+class SlowNumbers:
+    """So slow that a window is on its way whenever anything happens."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, place):
+        time.sleep(0.002)
+        return place
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_fork_while_a_window_is_on_its_way():
+    numbers = zx.Dataset.from_source("numbers", SlowNumbers())
+    lane = zx.LaneIterDataset(zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=5))
+    expected = [element["data"] for element in lane]
+    iterator = iter(lane)
+    begun = [next(iterator)["data"] for _ in range(7)]
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if begun + [element["data"] for element in iterator] == expected else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert begun + [element["data"] for element in iterator] == expected
+
+
+def test_dropped_lanes_wait_for_no_lock(tmp_path):
+    """The garbage collector may end them in any thread, inside whatever that one was doing."""
+    for shard in range(6):
+        (tmp_path / f"{shard}.jsonl.gz").write_bytes(gzip.compress(b"1\n2\n3\n"))
+    packed = zx.Dataset.from_path("packed", tmp_path)
+    source = zx.StaticMixtureWorkSource([packed], {"packed": 1}, chunk_size=3)
+    stager = default_stager()
+    gc.disable()
+    try:
+        iterator = iter(zx.LaneIterDataset(source))
+        next(iterator)
+        iterator._ahead.result()
+        assert stager._plans
+        del iterator
+        with stager._changed, stager.cache._plans._lock:
+            collector = threading.Thread(target=gc.collect, daemon=True)
+            collector.start()
+            collector.join(20)
+            assert not collector.is_alive()
+    finally:
+        gc.enable()
+    deadline = time.monotonic() + 20
+    while stager._plans and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not stager._plans

@@ -243,3 +243,21 @@ def test_settings_reach_started_processes(monkeypatch):
         monkeypatch.setenv("ZEPHON_JAX_OPEN_FILES", text)
         with pytest.raises(ValueError, match=f"ZEPHON_JAX_OPEN_FILES must .* got '{text}'"):
             default_reader()
+
+
+def test_windows_are_as_long_as_they_can_be(tmp_path):
+    draw = np.random.default_rng(0)
+    sizes = draw.integers(3, 40, 3000)
+    sizes[draw.integers(0, 3000, 20)] = 5000
+    write_jsonl(tmp_path / "a.jsonl", ["x" * (int(size) - 3) for size in sizes])
+    lines = Dataset.from_path("a", tmp_path)
+    ids = np.stack([np.zeros(3000), np.zeros(3000), draw.permutation(3000)], axis=1).astype(int)
+    for budget in (10, 100, 3000, 40_000, 10**9):
+        expected, start, held = [], 0, 0
+        for place, size in enumerate(sizes[ids[:, 2]].tolist()):
+            if place > start and held + size > budget:
+                expected.append((start, place))
+                start, held = place, 0
+            held += size
+        found = list(Reader().windows({0: lines}, ids, budget))
+        assert found == [*expected, (start, 3000)]

@@ -2,15 +2,78 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-__all__ = ["PerProcess", "from_environment"]
+__all__ = ["DaemonThreads", "PerProcess", "from_environment", "is_ending"]
 
 T = TypeVar("T")
+
+_ending = threading.Event()
+# Called before the threads of executors are waited for; functions of `atexit` are called after.
+getattr(threading, "_register_atexit", atexit.register)(_ending.set)
+
+
+def is_ending() -> bool:
+    """True once the interpreter is on its way out, so that nobody wants what is on its way in."""
+    return _ending.is_set()
+
+
+class DaemonThreads:
+    """Runs calls on a few threads that do not keep the interpreter from ending.
+
+    Args:
+      num_threads: Threads, started with the first call.
+      name: What their names begin with.
+
+    Example:
+      >>> threads = DaemonThreads(2, "example")
+      >>> threads.submit(sum, [1, 2]).result()
+      3
+      >>> threads.close()
+    """
+
+    def __init__(self, num_threads: int, name: str):
+        self._num_threads, self._name = num_threads, name
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], Any] | None]
+        self._calls, self._lock = queue.SimpleQueue(), threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, call: Callable[[Any], T], argument: Any) -> Future[T]:
+        """Returns the future of `call(argument)`."""
+        future: Future[T] = Future()
+        with self._lock:
+            while len(self._threads) < self._num_threads:
+                name = f"{self._name}-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads[-1].start()
+        self._calls.put((future, call, argument))
+        return future
+
+    def _work(self) -> None:
+        while (item := self._calls.get()) is not None:
+            future, call, argument = item
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call(argument))
+                except BaseException as error:
+                    future.set_exception(error)
+            del item, future, call, argument  # While it waits, it holds on to nothing.
+
+    def close(self) -> None:
+        """Waits for the calls that were submitted and ends the threads."""
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for _ in threads:
+            self._calls.put(None)
+        for thread in threads:
+            thread.join()
 
 
 class PerProcess(Generic[T]):

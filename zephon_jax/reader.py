@@ -118,19 +118,24 @@ class Reader:
         check_readable(datasets_by_id, sample_ids)
         budget = self.window_bytes if max_bytes is None else max_bytes
         sizes, guessed = self._sizes(datasets_by_id, sample_ids)
-        start = 0
+        start, ahead = 0, _PROBE
         while start < len(sample_ids):
-            scaled, limit = sizes[start:].copy(), len(sample_ids)
+            # A few times as many as the last window had, so that many windows take linear time.
+            limit = min(len(sample_ids), start + ahead)
+            scaled = sizes[start:limit].copy()
             for dataset_id, where in guessed.items():
                 ratio = self._ratios.get(datasets_by_id[dataset_id].name)
                 if ratio is None:  # Compressed records may be far larger than the file tells.
-                    limit = start + _PROBE
+                    limit = min(limit, start + _PROBE)
                 else:
-                    scaled[where[start:]] *= ratio
+                    scaled[where[start : start + ahead]] *= ratio
             stop = start + int(np.searchsorted(np.cumsum(scaled), budget, side="right"))
+            if stop == start + ahead < len(sample_ids) and stop <= limit:
+                ahead *= 4
+                continue
             stop = max(min(stop, limit), start + 1)
             yield start, stop
-            start = stop
+            start, ahead = stop, max(_PROBE, 2 * (stop - start))
 
     @contextmanager
     def opened(self, dataset: Dataset, shard_id: int) -> Iterator[OpenShard]:

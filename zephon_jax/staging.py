@@ -13,14 +13,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from zephon_jax.cache import Entry, ShardCache, default_folder
 from zephon_jax.formats import ShardFormat
 from zephon_jax.formats.fetch import fetch_file
 from zephon_jax.formats.files import File, is_local
-from zephon_jax.per_process import PerProcess, from_environment
+from zephon_jax.per_process import DaemonThreads, PerProcess, from_environment
 
 __all__ = ["Shard", "Stager", "default_stager"]
 
@@ -53,7 +52,7 @@ class Stager:
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int = DEFAULT_CACHE_BYTES):
         self._folder, self._max_bytes = folder, max_bytes
         self._cache: ShardCache | None = None
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonThreads | None = None
         self._changed = threading.Condition()  # Its lock guards all below, and is reentrant.
         self._plans: dict[Hashable, list[Entry]] = {}
         self._busy: set[str] = set()
@@ -145,7 +144,7 @@ class Stager:
         for thread in self._threads:
             thread.join()
         if self._pool is not None:
-            self._pool.shutdown()
+            self._pool.close()
 
     def _unpacked(self, shard: Shard, unpack: Callable[[str, str], None]) -> Entry:
         file, _, options = shard
@@ -167,10 +166,10 @@ class Stager:
 
         return Entry(name, file.size, True, make)
 
-    def _fetch_pool(self) -> ThreadPoolExecutor:
+    def _fetch_pool(self) -> DaemonThreads:
         with self._changed:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(_NUM_FETCHES, "zephon-fetch")
+                self._pool = DaemonThreads(_NUM_FETCHES, "zephon-fetch")
             return self._pool
 
     def _start_threads(self) -> None:

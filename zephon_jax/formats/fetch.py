@@ -10,11 +10,12 @@ import os
 import random
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 from zephon_jax.formats.base import FetchRange
 from zephon_jax.formats.files import File, file_system, stat_file
+from zephon_jax.per_process import DaemonThreads, is_ending
 
 __all__ = ["fetch_file", "range_reader", "with_retries"]
 
@@ -29,6 +30,7 @@ _FIRST_DELAY = 0.1
 _MAX_DELAY = 5.0
 # No further attempt after this long: a file system that tries again by itself may take as long.
 _MAX_SECONDS = 20.0
+_LOOK_SECONDS = 0.5
 _PART_BYTES = 8 << 20
 
 
@@ -72,7 +74,7 @@ def fetch_file(
     file: File,
     storage_options: Mapping[str, Any] | None,
     target: str,
-    pool: ThreadPoolExecutor | None = None,
+    pool: DaemonThreads | None = None,
 ) -> None:
     """Writes a remote file into `target`, which has the full size already.
 
@@ -92,8 +94,6 @@ def fetch_file(
     done = _read_done(done_path)
     parts = [part for part in range(-(-file.size // _PART_BYTES)) if part not in done]
     read = range_reader(file.path, storage_options)
-    fd = os.open(target, os.O_WRONLY)
-    done_fd = os.open(done_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def fetch(part: int) -> None:
         start = part * _PART_BYTES
@@ -101,28 +101,32 @@ def fetch_file(
         data = read(start, stop)
         if len(data) != stop - start:
             raise ValueError(_changed(file, f"it now ends at byte {start + len(data)}"))
-        _write_all(fd, data, start)
-        os.write(done_fd, part.to_bytes(4, "little"))  # Appends of 4 bytes are atomic.
+        with open(target, "r+b", buffering=0) as out:
+            _write_all(out.fileno(), data, start)
+        with open(done_path, "ab", buffering=0) as out:
+            out.write(part.to_bytes(4, "little"))  # Appends of 4 bytes are atomic.
 
-    try:
-        if pool is None:
-            for part in parts:
-                fetch(part)
-        else:
-            _run_all(pool, fetch, parts)
-    finally:
-        os.close(fd)
-        os.close(done_fd)
+    if pool is None:
+        for part in parts:
+            fetch(part)
+    else:
+        _run_all(pool, fetch, parts)
     _check_version(file, storage_options)
 
 
-def _run_all(pool: ThreadPoolExecutor, call: Callable[[int], None], parts: list[int]) -> None:
-    """Runs all calls and raises the first error, after none is running any more."""
+def _run_all(pool: DaemonThreads, call: Callable[[int], None], parts: list[int]) -> None:
+    """Runs all calls and raises the first error, after none is running any more.
+
+    When the interpreter ends, it waits for none of them.
+    """
     futures = [pool.submit(call, part) for part in parts]
     first: BaseException | None = None
     for future in futures:
         if first is not None and future.cancel():
             continue
+        while not wait([future], _LOOK_SECONDS).done:
+            if is_ending():
+                raise InterruptedError("the program ended while a shard was fetched")
         error = future.exception()
         first = first or error
     if first is not None:

@@ -123,7 +123,7 @@ class JsonlShard:
     num_files = 1
 
     def __init__(self, path: str, offsets: np.ndarray):
-        self._path = path
+        self._path, self._fd = path, -1
         self._fd = os.open(path, os.O_RDONLY)
         self._offsets = offsets
         self._loads = _loads()
@@ -191,7 +191,9 @@ class JsonlShard:
         if fd >= 0:
             os.close(fd)
 
-    __del__ = close
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self._fd >= 0:  # When the interpreter ends, `os` may be gone by now.
+            close(self._fd)
 
 
 def _gunzip(source: str, target: str) -> None:
