@@ -294,3 +294,22 @@ def test_dropped_lanes_wait_for_no_lock(tmp_path):
     while stager._plans and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not stager._plans
+
+
+def test_bad_record_spoils_no_other_one(tmp_path):
+    lines = [b"%d\n" % number if number != 40 else b"oops\n" for number in range(60)]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    mixed = zx.MixtureMapDataset(
+        zx.StaticMixtureWorkSource(
+            [zx.Dataset.from_path("a", tmp_path)], {"a": 1}, chunk_size=60, shuffle_block_size=None
+        )
+    )
+    found, errors = [], []
+    for index in range(60):
+        try:
+            found.append(mixed[index]["data"])
+        except ValueError as error:
+            errors.append(str(error))
+    assert sorted(found) == [number for number in range(60) if number != 40]
+    (error,) = errors
+    assert "record 40 (line 41) is not valid JSON" in error

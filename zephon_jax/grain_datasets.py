@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
@@ -137,7 +138,8 @@ class MixtureMapDataset(grain.MapDataset):
         if 0 <= index < self._length and ahead.lock.acquire(blocking=False):
             try:
                 if ahead.goes_on_with(index):
-                    ahead.elements = self._read_ahead(index)
+                    with contextlib.suppress(Exception):  # It may be of an element further on.
+                        ahead.elements = self._read_ahead(index)
                     element = ahead.elements.pop(index, None)
                     if element is not None:
                         return element
