@@ -301,3 +301,56 @@ def test_drawn_corpora(seed):
 def test_thousands_of_drawn_corpora(start):
     for seed in range(start, start + 500):
         check_corpus(seed, 150)
+
+
+def test_many_departures_and_far_ends_take_few_looks(monkeypatch):
+    """Ends are looked for where draws fall due, not by halving the whole way there."""
+    looks = []
+    find = VirtualTime._given
+    monkeypatch.setattr(VirtualTime, "_given", lambda self, n: looks.append(n) or find(self, n))
+    source = mixture(
+        [10**12, 10**9, 700], allocation="virtual_time", chunk_size=64, stop_after_passes=None,
+        exhausted_policy={"a": "redistribute", "b": "repeat", "c": "repeat"},
+    )  # fmt: skip
+    spans = source.chunk_spans()
+    assert spans[1].first_chunk == -(-3 * 10**12 // 64)
+    assert len(looks) <= 12
+    looks.clear()
+    capped = source.replace(exhausted_policy=None, max_repeats=10**6)
+    assert capped.seek(2**55).chunk_index == 3 * 700 * (10**6 + 1) // 64
+    assert len(looks) <= 12
+
+
+def test_few_draws_on_equals_looking_for_the_moment():
+    """Many components go on draw by draw from the last number asked for."""
+    k = 300
+    weights = exact_weights([d % 17 + 1 for d in range(k)])
+    base = np.zeros(k, np.int64)
+    one = VirtualTime(weights, 1, [UnitCost()] * k, base)
+    for n in (5000, 5001, 5200, 5199, 5498, 9000, 9300, 9300, 9299):
+        fresh = VirtualTime(weights, 1, [UnitCost()] * k, base)
+        assert one.draws_after(n).tolist() == fresh.draws_after(n).tolist()
+
+
+def test_reading_orders_are_not_made_ahead_for_very_many_components(monkeypatch):
+    asked = []
+    many = VirtualTime.quotas_of
+    monkeypatch.setattr(
+        VirtualTime,
+        "quotas_of",
+        lambda self, chunks: asked.append(chunks.size) or many(self, chunks),
+    )
+    for k, ahead in ((8, 31), (2000, 16), (33_000, 0)):
+        source = mixture([50] * k, allocation="virtual_time", chunk_size=20)
+        source.next_chunk(source.init())[0].order()
+        assert asked.pop() == ahead
+
+
+def test_the_last_chunk_that_64_bits_count_is_read():
+    """Chunks of 2^28 samples dealt to 2^31 - 1 lanes: those looked at ahead are past any count."""
+    source = mixture(
+        [2**59, 1], [2**28 - 1, 1], chunk_size=2**28, allocation="virtual_time",
+        exhausted_policy="repeat", lane_assignment="modulo",
+    )  # fmt: skip
+    position = source.eras.seek(2**34 - 2**31)
+    assert source.run._upcoming(position, 0, 2**31 - 1, 0).shape[0] < 31

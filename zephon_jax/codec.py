@@ -85,7 +85,7 @@ def _unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
 
 
-def open_fields(data: Any) -> tuple[str, Any]:
+def open_fields(data: Any) -> tuple[str, list[Any]]:
     """Checks the wrapping and returns the record's type name and its raw fields."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"an encoded state must be bytes; got {type(data).__name__}.")
@@ -105,7 +105,7 @@ def open_fields(data: Any) -> tuple[str, Any]:
         name, fields = _unpack(body) if whole else (None, None)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise ValueError(f"not an encoded state, or a damaged one: {error}") from None
-    if not whole or not isinstance(name, str):
+    if not whole or not isinstance(name, str) or not isinstance(fields, list):
         raise ValueError("not an encoded state, or a damaged one: its checksum does not match.")
     if version != VERSION:
         raise ValueError(
@@ -174,6 +174,6 @@ def decode_fields(like: Any, data: bytes, check: Callable[[list[Any]], None] | N
             f"the state is a {name}; this source's states are {type(like).__name__}. It belongs to"
             " another kind of source."
         )
-    if check is not None and isinstance(fields, list):
+    if check is not None:
         check(fields)
     return _fit(fields, like, "state")

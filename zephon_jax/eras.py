@@ -70,14 +70,19 @@ class Span(NamedTuple):
     last: bool  # True where the run ends with it
 
 
-def _bisect(low: int, high: int, holds: Callable[[int], bool]) -> int:
-    """Smallest n in (low, high] for which a monotone condition holds; it does at high."""
+def _bisect(low: int, high: int, near: int, holds: Callable[[int], bool]) -> int:
+    """Smallest n in (low, high] for which a monotone condition holds; it does at high.
+
+    Looks at `near` first and goes away from there in growing strides.
+    """
+    near, stride = min(near, high - 1), 1
     while high - low > 1:
-        middle = (low + high) // 2
+        middle = near if low < near < high else (low + high) // 2
         if holds(middle):
-            high = middle
+            high, near = middle, middle - stride
         else:
-            low = middle
+            low, near = middle, middle + stride
+        stride *= 2
     return high
 
 
@@ -90,6 +95,7 @@ class Eras:
     _starts: list[Position] = field(default_factory=list)
     _spans: list[Span] = field(default_factory=list)
     _begun: Span | None = None
+    _length: tuple[Era, int | None] | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def start(self) -> Position:
@@ -240,13 +246,15 @@ class Eras:
         target = self._at(position, last)
         crossed = self._departed(target)
         if crossed:
-            last = _bisect(first, last, lambda n: self._departed(self._at(position, n)))
+            near = self._first_chunks(era) or last
+            last = _bisect(first, last, near, lambda n: self._departed(self._at(position, n)))
             target = self._at(position, last)
         # The run may have ended in an earlier chunk: before the one in which somebody leaves.
         final = self._at(position, last - 1) if crossed else target
         if self.ended(final):
-            end = _bisect(first - 1, final.chunk_index - era.first_chunk,
-                          lambda n: self.ended(self._at(position, n)))  # fmt: skip
+            last = final.chunk_index - era.first_chunk
+            near = self._first_chunks(era) or last
+            end = _bisect(first - 1, last, near, lambda n: self.ended(self._at(position, n)))
             return self._at(position, end), False
         if crossed:
             drawn = np.where(
@@ -286,9 +294,15 @@ class Eras:
             return False
         return bool((active & ~rules.leaves).any())
 
-    def _first_chunks(self, start: Position) -> int | None:
-        """A number of chunks by which this era has ended for sure, or None where it never does."""
-        rules, era = self.rules, start.era
+    def _first_chunks(self, era: Era) -> int | None:
+        """After how many chunks, within a few, an era ends, or None where it never does."""
+        known = self._length
+        if known is None or known[0] is not era:
+            known = self._length = (era, self._look_for_end(era))
+        return known[1]
+
+    def _look_for_end(self, era: Era) -> int | None:
+        rules = self.rules
         assert era.allocation is not None
         # In samples: what the components must have drawn for the era to have ended.
         ends = np.full(rules.totals.shape, _FAR)
@@ -306,7 +320,7 @@ class Eras:
 
     def _end_of(self, start: Position) -> tuple[Position, bool] | None:
         """The end of the era that starts here and whether another follows, or None."""
-        guess = self._first_chunks(start)
+        guess = self._first_chunks(start.era)
         if guess is None:
             return None
         most = MAX_SAMPLES // self.rules.chunk_size - start.chunk_index
@@ -370,7 +384,7 @@ class Eras:
         if index < first_sample + known.num_samples:
             return known
         num_chunks = (index - first_sample) // self.rules.chunk_size
-        guess = self._first_chunks(start)
+        guess = self._first_chunks(start.era)
         if guess is None or num_chunks > guess:
             return None
         here, more = self._within(start, start.chunk_index + num_chunks)

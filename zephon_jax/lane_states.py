@@ -18,6 +18,7 @@ __all__ = ["LaneStates", "differences"]
 
 _PAGE = 64  # blocks whose place in the lanes is looked up at once
 _KEPT_COMPONENTS = 1 << 16  # components of positions remembered, over all of them
+_SHOWN = 8  # ratios in an error
 
 
 @functools.lru_cache(maxsize=1024)
@@ -50,6 +51,15 @@ class LaneStates:
     def __init__(self, eras: Eras, knobs: Knobs, config: np.ndarray, ratios: np.ndarray):
         self._eras, self._knobs, self._config = eras, knobs, config
         self._ratios = to_words(ratios)
+        k = len(knobs.names)
+        listed = k <= MAX_LISTED
+        none = k if listed and eras.rules.costs is None else 0
+        # What each field of a state looks like.
+        self._shapes = MixtureState(
+            lane=(), num_lanes=(), lag=(), chunk=(2,), origin=(2,), era=(2,), carry=(none,),
+            drawn=(k if listed else 0, 2), ledger=(0 if listed else 2,),
+            ratios=self._ratios.shape, config=config.shape,
+        )  # fmt: skip
         self._recent: OrderedDict[int, Position] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -66,15 +76,21 @@ class LaneStates:
                 return chunks[place]
         raise AssertionError("a lane has one chunk in each block")
 
+    def _lag(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
+        """Blocks from the one that holds a chunk to that of the lane's next chunk: 0 or 1.
+
+        A lane that has read its chunk of the block in which the run ends stands at the end, as one
+        does whose chunk would have come later: only this tells them apart.
+        """
+        next_chunk = self.lane_chunk(chunk_index, lane, num_lanes, origin)
+        return (next_chunk - origin) // num_lanes - (chunk_index - origin) // num_lanes
+
     def state(self, position: Position, lane: int, num_lanes: int, origin: int) -> MixtureState:
         """The state of a lane that has read up to a position."""
         self._remember(position)
         listed = len(self._knobs.names) <= MAX_LISTED
         none = np.zeros((0, 2), dtype=np.uint32)
-        # A lane that has read its chunk of the block in which the run ends stands at the end, as
-        # one does whose chunk would have come later: only `lag` tells them apart.
-        next_chunk = self.lane_chunk(position.chunk_index, lane, num_lanes, origin)
-        lag = (next_chunk - origin) // num_lanes - (position.chunk_index - origin) // num_lanes
+        lag = self._lag(position.chunk_index, lane, num_lanes, origin)
         state = MixtureState(
             lane=np.asarray(lane, dtype=np.int32),
             num_lanes=np.asarray(num_lanes, dtype=np.int32),
@@ -110,10 +126,12 @@ class LaneStates:
         if np.asarray(state.ledger).size:
             position = known or self._eras.seek(chunk_index)
             digest = ledger_digest(position.carry, position.drawn)
-            if position.chunk_index != chunk_index or not np.array_equal(digest, state.ledger):
+            found = position.chunk_index, position.era.first_chunk
+            wanted = chunk_index, from_words(state.era)
+            if found != wanted or not np.array_equal(digest, state.ledger):
                 raise ValueError(
-                    "the state contradicts itself: its digest does not belong to its chunk"
-                    f" {chunk_index}."
+                    "the state contradicts itself: its digest or its era does not belong to its"
+                    f" chunk {chunk_index}."
                 )
             return position
         carry, drawn = np.array(state.carry, dtype=np.int32), from_words(state.drawn)
@@ -132,37 +150,65 @@ class LaneStates:
         Raises:
           ValueError: Naming each thing that differs.
         """
-        if np.array_equal(config, self._config):
-            return
-        mine, other = from_words(self._ratios), from_words(ratios)
+        if config.shape != self._config.shape or np.array_equal(config, self._config):
+            return  # another shape is refused with the form of the state
         differs = differences(self._config, config)
         shown = ""
-        if "token_estimation" in differs and mine.shape == other.shape:
-            pairs = [
-                f"{name!r}: {b / RATIO_UNIT:.6g} in the state, {a / RATIO_UNIT:.6g} here"
-                for name, a, b in zip(self._knobs.names, mine, other, strict=False)
-                if a != b
-            ]
-            shown = f" (tokens per byte of {'; '.join(pairs)})"
+        if "token_estimation" in differs and "dataset names" not in differs:
+            shown = self._other_tokens(ratios)
         raise ValueError(
             f"the state belongs to a source with other {', '.join(differs)}{shown}. Restore it"
             " with the settings and data it was saved with, or start anew."
         )
 
-    def check(self, state: MixtureState) -> None:
-        """Checks that a state belongs to the source.
+    def _other_tokens(self, ratios: np.ndarray) -> str:
+        """How the ratios of a state differ from those of the source, for an error."""
+        if not self._ratios.size or self._ratios.shape != ratios.shape:
+            return ""
+        mine, other = from_words(self._ratios), from_words(ratios)
+        pairs = [
+            f"{name!r}: {b / RATIO_UNIT} in the state, {a / RATIO_UNIT} here"
+            for name, a, b in zip(self._knobs.names, mine.tolist(), other.tolist(), strict=False)
+            if a != b
+        ]
+        if not pairs:
+            return " (tokens per byte are the same, the bytes of the shards are not)"
+        more = f" and {len(pairs) - _SHOWN} more" if len(pairs) > _SHOWN else ""
+        return f" (tokens per byte of {'; '.join(pairs[:_SHOWN])}{more})"
+
+    def check_form(self, state: MixtureState) -> None:
+        """Checks that each field of a state holds as many integers as it should.
 
         Raises:
-          ValueError: Naming each thing that differs, or what in it is not possible.
+          ValueError: Naming the field.
         """
-        self.check_config(np.asarray(state.config), np.asarray(state.ratios))
+        for name, leaf, shape in zip(state._fields, state, self._shapes, strict=True):
+            if getattr(leaf, "shape", None) == shape and leaf.dtype.kind in "iu":
+                continue
+            found = np.asarray(leaf)
+            if found.shape != shape or found.dtype.kind not in "iu":
+                raise ValueError(
+                    f"the state's field {name!r} must hold integers of shape {shape}; got"
+                    f" {found.dtype} {found.shape}. States come from init, seek, next_chunk and"
+                    " decode_state."
+                )
+
+    def check(self, state: MixtureState) -> None:
+        """Checks what a state of this form and configuration holds.
+
+        Raises:
+          ValueError: Naming what in it is not possible.
+        """
         chunk, origin, era = (from_words(w) for w in (state.chunk, state.origin, state.era))
         most = MAX_SAMPLES // self._knobs.chunk_size
         lag = int(state.lag)
-        if not (0 <= origin <= chunk <= most and 0 <= era <= chunk and lag in (0, 1)):
+        possible = 0 <= origin <= chunk <= most and 0 <= era <= chunk
+        if not possible or lag != self._lag(chunk, int(state.lane), int(state.num_lanes), origin):
             raise ValueError(
                 f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era},"
                 f" lag = {lag}."
             )
+        if not np.array_equal(state.ratios, self._ratios):
+            raise ValueError("the state contradicts itself: its ratios are not those of its order.")
         if not np.asarray(state.ledger).size:
             self.position(state)

@@ -11,7 +11,7 @@ import numpy as np
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.chunk_ids import ChunkIds
 from zephon_jax.costs import RunningCost, UnitCost
-from zephon_jax.eras import UNCAPPED, Eras, Position
+from zephon_jax.eras import MAX_SAMPLES, UNCAPPED, Eras, Position
 from zephon_jax.knobs import Knobs, config_digests, make_rules
 from zephon_jax.lane_states import LaneStates
 from zephon_jax.run_index import Cursors, RunIndex
@@ -20,7 +20,8 @@ from zephon_jax.token_ratios import TokenEstimation, shard_costs
 
 __all__ = ["MixtureRun"]
 
-_AHEAD = 31  # chunks whose reading orders are computed with one that is missing
+_AHEAD = 31  # chunks whose reading orders are computed with one that is missing,
+_AHEAD_COMPONENTS = 1 << 15  # up to so many components in all of them
 
 
 class MixtureRun:
@@ -157,7 +158,9 @@ class MixtureRun:
         if allocation is None or not allocation.closed:
             return np.zeros((0, len(self._knobs.names)), dtype=np.int32)
         here, chunks = position.chunk_index, []
-        for _ in range(_AHEAD):
+        most = MAX_SAMPLES // self._knobs.chunk_size
+        for _ in range(min(_AHEAD, _AHEAD_COMPONENTS // len(self._knobs.names))):
             here = next_chunk(here)
-            chunks.append(here - position.era.first_chunk)
-        return allocation.quotas_of(np.asarray(chunks))
+            if here < most:
+                chunks.append(here - position.era.first_chunk)
+        return allocation.quotas_of(np.asarray(chunks, dtype=np.int64))

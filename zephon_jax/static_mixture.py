@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -24,11 +24,14 @@ from zephon_jax.locate import locate
 from zephon_jax.mixture_run import MixtureRun
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, check_read_config
-from zephon_jax.source import ChunkSpan, WorkSource, check_lane
+from zephon_jax.source import ChunkSpan, WorkSource, check_lane, lane_of
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words
 from zephon_jax.token_ratios import TokenEstimation
 
 __all__ = ["StaticMixtureWorkSource"]
+
+# Attributes that follow from the arguments.
+_BUILT = ("_datasets", "_settings", "_knobs", "_counts", "_by_id", "_ids", "_run")
 
 
 def _words(fields: list[Any], name: str) -> np.ndarray:
@@ -37,6 +40,12 @@ def _words(fields: list[Any], name: str) -> np.ndarray:
     raw = fields[place] if place < len(fields) else b""
     whole = isinstance(raw, bytes) and len(raw) % 4 == 0
     return np.frombuffer(raw if whole else b"", dtype="<u4")
+
+
+def _ratio_words(fields: list[Any]) -> np.ndarray:
+    """The encoded ratios of a state, uint32 (n, 2); none where half of one is missing."""
+    words = _words(fields, "ratios")
+    return words[: 0 if words.size % 2 else None].reshape(-1, 2)
 
 
 class StaticMixtureWorkSource(WorkSource):
@@ -121,7 +130,6 @@ class StaticMixtureWorkSource(WorkSource):
         self._run = None  # not before all that decides the order is known
         if not self.requires_token_priming:
             self._run = MixtureRun(datasets, self._knobs, self._counts, self.token_estimation)
-        self._built = frozenset(vars(self)) | {"_built"}
 
     @property
     def run(self) -> MixtureRun:
@@ -140,7 +148,7 @@ class StaticMixtureWorkSource(WorkSource):
 
     def __getstate__(self) -> dict[str, Any]:
         # What a subclass adds travels as it is; the rest follows from the arguments.
-        own = {name: value for name, value in vars(self).items() if name not in self._built}
+        own = {name: value for name, value in vars(self).items() if name not in _BUILT}
         return {"datasets": self._datasets, "settings": self._settings, "own": own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -170,7 +178,7 @@ class StaticMixtureWorkSource(WorkSource):
         """True where tokens have to be measured before use: see `prime`."""
         return self.token_estimation is not None and not self.token_estimation.primed
 
-    def prime(self, **settings: Any) -> StaticMixtureWorkSource:
+    def prime(self, **settings: Any) -> Self:
         """Returns a source that has measured the tokens per byte of its datasets.
 
         A choice of samples of each dataset, always the same, is read and tokenized.
@@ -192,7 +200,7 @@ class StaticMixtureWorkSource(WorkSource):
 
         return self.replace(token_estimation=measure(self._datasets, estimation, **settings))
 
-    def primed_for(self, fields: list[Any]) -> StaticMixtureWorkSource:
+    def primed_for(self, fields: list[Any]) -> Self:
         """Returns a source with the ratios that a state was saved with.
 
         Raises:
@@ -202,7 +210,7 @@ class StaticMixtureWorkSource(WorkSource):
         estimation = self.token_estimation
         assert estimation is not None
         mine = config_digests(self._knobs, self._counts, [])
-        config, words = _words(fields, "config"), _words(fields, "ratios")
+        config, words = _words(fields, "config"), _ratio_words(fields)
         if config.size == mine.size:
             differs = [thing for thing in differences(mine, config) if thing != "token_estimation"]
             if differs:
@@ -210,7 +218,7 @@ class StaticMixtureWorkSource(WorkSource):
                     f"the state belongs to a source with other {', '.join(differs)}. Restore it"
                     " with the settings and data it was saved with, or start anew."
                 )
-        ratios = from_words(words.reshape(-1, 2)).tolist()
+        ratios = from_words(words).tolist()
         if len(ratios) != len(self._knobs.names) or min(ratios, default=0) < 1:
             raise ValueError(
                 "the state holds no token ratios for these datasets: it was saved without"
@@ -248,8 +256,11 @@ class StaticMixtureWorkSource(WorkSource):
         """The seed that decides every shuffle and the lanes."""
         return self._knobs.seed
 
-    def replace(self, **settings: Any) -> StaticMixtureWorkSource:
-        """A source with some arguments changed, named as in the constructor.
+    def replace(self, **settings: Any) -> Self:
+        """A source with some arguments changed, named as in this class's constructor.
+
+        One of a subclass stays one and keeps what the subclass has added; its own constructor is
+        not called.
 
         Example:
           >>> import zephon_jax as zx
@@ -257,9 +268,12 @@ class StaticMixtureWorkSource(WorkSource):
           >>> source.replace(chunk_size=30).chunk_size_hint()
           30
         """
-        return StaticMixtureWorkSource(**{
-            "datasets": self._datasets, **self._settings, **settings
-        })  # fmt: skip
+        made = type(self).__new__(type(self))
+        vars(made).update(self.__getstate__()["own"])
+        StaticMixtureWorkSource.__init__(
+            made, **{"datasets": self._datasets, **self._settings, **settings}
+        )
+        return made
 
     def chunk_spans(self) -> tuple[ChunkSpan, ...]:
         """All chunks of the run, one entry for each set of datasets that draw together."""
@@ -323,8 +337,11 @@ class StaticMixtureWorkSource(WorkSource):
                 f"{type(self).__name__} needs a MixtureState, from init, seek, next_chunk or"
                 f" decode_state; got {type(state).__name__}."
             )
+        states = self.run.states
+        states.check_config(np.asarray(state.config), np.asarray(state.ratios))
+        states.check_form(state)
         super().check_state(state)
-        self.run.states.check(state)
+        states.check(state)
 
     def check_encoded(self, fields: list[Any]) -> None:
         """Says which settings differ, where the structure of the state would not tell.
@@ -332,9 +349,9 @@ class StaticMixtureWorkSource(WorkSource):
         Raises:
           ValueError: Naming each thing that differs.
         """
-        config, ratios = _words(fields, "config"), _words(fields, "ratios")
+        config = _words(fields, "config")
         if config.size == self.run.config.size:
-            self.run.states.check_config(config, ratios.reshape(-1, 2))
+            self.run.states.check_config(config, _ratio_words(fields))
 
     # Chunks
 
@@ -347,6 +364,9 @@ class StaticMixtureWorkSource(WorkSource):
         run = self.run
         if getattr(state, "config", None) is not run.config:
             self.check_state(state)
+        else:
+            run.states.check_form(state)  # a field of it may have been replaced
+            check_lane(*lane_of(state))
         return run.next_chunk(state)
 
     # Random access

@@ -45,8 +45,9 @@ class TokenEstimation:
       samples_per_dataset: Samples that priming reads of each dataset, at least 1.
       max_shards: Shards that they come from at most, at least 1: a remote or compressed shard is
         fetched or unpacked whole.
-      tokenizer_name: Tells tokenizers apart when a primed source is restored. By default the name
-        of the function, or the type of the object and what it calls itself.
+      tokenizer_name: Tells estimations apart that rest on other tokenizers; it is not saved with
+        states, which carry ratios alone. By default the name of the function, or the type of the
+        object and what it calls itself.
 
     Raises:
       TypeError, ValueError: If a setting is not allowed.

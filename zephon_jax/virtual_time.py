@@ -119,6 +119,8 @@ class VirtualTime:
         ]
         self._known: OrderedDict[int, np.ndarray] = OrderedDict()
         self._anchor = (0, 0)  # draws, and a moment around which so many are due
+        # The last number that was asked for: draws, and those of each active component.
+        self._last = (0, [0] * len(self._components))
         self._rate = sum(c.weight / c.cost.mean for c in self._components)
 
     def init_carry(self) -> np.ndarray:
@@ -135,7 +137,8 @@ class VirtualTime:
 
     def step(self, num_chunks: int, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The quotas of the chunk after so many, int32 (k,), and the carry."""
-        quotas = self.drawn_at(num_chunks + 1, carry) - self.drawn_at(num_chunks, carry)
+        before = self.drawn_at(num_chunks, carry)  # first: the next ones go on from there
+        quotas = self.drawn_at(num_chunks + 1, carry) - before
         return quotas.astype(np.int32), carry
 
     def drawn_before(self, chunks: np.ndarray) -> np.ndarray:
@@ -224,9 +227,15 @@ class VirtualTime:
     def _given(self, num_draws: int) -> list[int]:
         if len(self._components) == 1 or not num_draws:
             return [num_draws] * len(self._components)
-        given = self._near(num_draws)
-        for d in self._next(given, num_draws - sum(given)):
+        before, given = self._last  # read once: another thread may put another there
+        # With many components a few more draws are cheaper than looking for a moment.
+        if not 0 <= num_draws - before <= len(given):
+            given = self._near(num_draws)
+            before = sum(given)
+        given = list(given)
+        for d in self._next(given, num_draws - before):
             given[d] += 1
+        self._last = (num_draws, given)
         return given
 
     def _next(self, given: list[int], num_draws: int) -> Iterator[int]:
