@@ -209,6 +209,10 @@ class LaneStates:
                 f" lag = {lag}."
             )
         if not np.array_equal(state.ratios, self._ratios):
-            raise ValueError("the state contradicts itself: its ratios are not those of its order.")
+            raise ValueError(
+                "the state belongs to a source with other token_estimation"
+                f"{self._other_tokens(np.asarray(state.ratios))}. Restore it with the settings and"
+                " data it was saved with, or start anew."
+            )
         if not np.asarray(state.ledger).size:
             self.position(state)
