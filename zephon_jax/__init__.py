@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from zephon_jax.elastic import ElasticIterDataset, LaneError
     from zephon_jax.ensure_mixture import EnsureMixture
     from zephon_jax.global_batch import GlobalBatches, in_step, to_global
-    from zephon_jax.grain_datasets import LaneIterDataset, MixtureMapDataset
+    from zephon_jax.grain_datasets import LaneIterDataset
     from zephon_jax.lane_transforms import FlushIterDataset, stamp_exhausted
+    from zephon_jax.map_dataset import MixtureMapDataset
     from zephon_jax.packing import component_tokens, pack
 
 __all__ = [
@@ -90,7 +91,7 @@ _ON_GRAIN = {  # name: the module that has it
     "GlobalBatches": "global_batch",
     "LaneError": "elastic",
     "LaneIterDataset": "grain_datasets",
-    "MixtureMapDataset": "grain_datasets",
+    "MixtureMapDataset": "map_dataset",
     "component_tokens": "packing",
     "in_step": "global_batch",
     "pack": "packing",
