@@ -20,7 +20,7 @@ GOALS = {"compiled": 1.3, "NumPy": 2.5, "virtual time": 1.2}
 def own_chunks(source, num_lanes, num) -> float:
     """Mean seconds for one chunk of lane 0 in reading order."""
     state = source.init(0, num_lanes)
-    for _ in range(4):
+    for _ in range(48):
         chunk, state = source.next_chunk(state)
         chunk.order()
         backend.finish_compiling()

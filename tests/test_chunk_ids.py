@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import chunks_of, mixture
 
-from zephon_jax import chunk_ids
+from zephon_jax import chunk_ids, reading, swrr
 
 SETTINGS = {
     "repeats": {"exhausted_policy": "repeat", "shuffle_block_size": 64},
@@ -70,3 +70,22 @@ def test_what_is_kept_has_a_bound(monkeypatch):
             _, states[lane] = source.next_chunk(states[lane])
             assert len(source.run._ids._found) <= 10
             assert len(source.run._ids._following) <= 4
+
+
+def test_orders_are_not_computed_ahead_for_nothing(monkeypatch):
+    """Lanes that together need more room than there is stop pushing out each other's orders."""
+    monkeypatch.setattr(reading, "_MAX_REMEMBERED", 2000)
+    monkeypatch.setattr(reading, "_remembered", reading._Remembered())
+    names = [f"d{d}" for d in range(12)]
+    source = mixture(
+        [9000] * 12, [100 + 7.1 * d for d in range(12)], names=names, chunk_size=97,
+        exhausted_policy="repeat",
+    )  # fmt: skip
+    states = [source.init(lane, 30) for lane in range(30)]
+    for _ in range(8):
+        for lane in range(30):
+            chunk, states[lane] = source.next_chunk(states[lane])
+            component, _ = chunk.order()
+            assert np.array_equal(component, swrr.order(chunk.counts))
+    assert reading._remembered.ahead < 4
+    assert reading._remembered._slots <= 2000

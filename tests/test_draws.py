@@ -101,7 +101,9 @@ def test_equal_to_one_draw_at_a_time_long():
         compare(seed, questions=4)
 
 
-@pytest.mark.parametrize("limit", ["_LARGE", "_FAR", "_MAX_TABLE", "_MAX_ROWS", "_MAX_STEPS"])
+@pytest.mark.parametrize(
+    "limit", ["_WORTH", "_LARGE", "_FAR", "_MAX_TABLE", "_MAX_ROWS", "_MAX_STEPS"]
+)
 def test_the_limits_of_tables_change_nothing(limit, monkeypatch):
     """Each way of searching, whatever the sizes."""
     monkeypatch.setattr(draws_module, limit, 2)

@@ -24,6 +24,7 @@ __all__ = ["Draws"]
 _LARGE = 1 << 12  # shards; larger tables are searched by themselves
 _FAR = 1 << 44  # samples; positions in the joint table stay below 2^62
 _MAX_ROWS = 1 << 18  # runs whose permutations are kept
+_WORTH = 8  # questions after which they are made for all runs
 _BUCKETS = 2  # buckets a run, at least
 _MAX_STEPS = 3  # from here on a binary search is faster
 _MAX_TABLE = 1 << 22  # runs in the tables of one question
@@ -77,7 +78,7 @@ class _Plan:
     passes: np.ndarray
     shard: np.ndarray
     count: np.ndarray
-    used: bool  # asked before: worth preparing more
+    used: int  # questions so far: after some it is worth preparing more
     grids: Grids | None
     buckets: np.ndarray | None  # int64 (B,), the last run that begins before the bucket does
     shift: int  # log2 of the samples in a bucket
@@ -102,17 +103,16 @@ class _Plan:
         columns = zip(*joined, strict=True) if joined else [[none]] * 5
         start, self.dataset, self.passes, self.shard, self.count = map(np.concatenate, columns)
         self.start = np.append(start, end)
-        self.used, self.grids, self.buckets = False, None, None
+        self.used, self.grids, self.buckets = 0, None, None
 
-    def prepare(self, draws: Draws, num_elements: int) -> Grids | None:
-        """Makes what pays from the second question on; returns the permutations within runs."""
-        used, self.used = self.used, True
-        few = self.count.size <= 2 * num_elements
-        if self.count.size > (_MAX_ROWS if used else 2 * num_elements):
+    def prepare(self, draws: Draws) -> Grids | None:
+        """Makes what pays after some questions; returns the permutations within all runs."""
+        self.used += 1
+        if self.used <= 1 or not 0 < self.count.size <= _MAX_ROWS:
             return self.grids
-        if used and self.buckets is None and self.count.size:
+        if self.buckets is None:
             self._make_buckets()
-        if self.grids is None and draws.within[self.dataset].any() and (used or few):
+        if self.grids is None and self.used > _WORTH and draws.within[self.dataset].any():
             self.grids = draws.grids_within(self.dataset, self.passes, self.shard, self.count)
         return self.grids
 
@@ -306,7 +306,7 @@ class Draws:
     def _in_runs(self, tiles: _Tiles, row: np.ndarray, place: np.ndarray) -> _Runs:
         """Finds the runs that hold the places."""
         plan = self._plan_of(tiles)
-        grids = plan.prepare(self, row.size)
+        grids = plan.prepare(self)
         passes = np.where(self._by_pass[tiles.dataset], tiles.passes, 0)
         before = (passes - plan.first[tiles.dataset]) * self._total[tiles.dataset] + tiles.first
         position = place + (before + plan.base[tiles.dataset]).take(row)
@@ -341,9 +341,9 @@ class Draws:
         if mine is not None:
             row, offset = row.take(mine), offset.take(mine)
         grids = runs.grids
-        if grids is None:  # permutations for the elements alone
-            grids = self.grids_within(*(field.take(row) for field in runs[2:6]))
-            row = np.arange(row.size)
+        if grids is None:  # permutations for these elements alone
+            chosen, row = _distinct(row, runs.dataset.size)
+            grids = self.grids_within(*(field.take(chosen) for field in runs[2:6]))
         moved = permute_rows(offset, row, grids, backend.rounds())
         if mine is None:
             return moved
@@ -376,6 +376,16 @@ class Draws:
         plan = _Plan(self.cursors, tables)
         self._plan = plan
         return plan
+
+
+def _distinct(row: np.ndarray, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that occur, and each element's place among them; the rows as such where many."""
+    if num_rows > 8 * row.size:
+        return row, np.arange(row.size)
+    chosen = np.flatnonzero(np.bincount(row, minlength=num_rows))
+    place = np.empty(num_rows, dtype=np.int64)
+    place[chosen] = np.arange(chosen.size)
+    return chosen, place.take(row)
 
 
 def _search(

@@ -23,7 +23,8 @@ from zephon_jax.permutation import permute
 __all__ = ["MODES", "MixtureReadConfig", "Reading", "check_read_config", "read_order"]
 
 MODES = ("smooth_weighted_round_robin", "weighted_random", "lattice")
-_MAX_REMEMBERED = 1 << 20  # slots of round robin orders kept, 8 bytes each
+_MAX_REMEMBERED = 1 << 22  # slots of round robin orders kept, 5 bytes each
+_MOST_AHEAD = 31  # chunks whose orders are computed with one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,39 +73,68 @@ class Reading(NamedTuple):
 
 
 class _Remembered:
-    """Round robin readings by counts, the oldest dropped first. Safe between threads."""
+    """Round robin readings by counts, the oldest dropped first. Safe between threads.
+
+    Fields:
+      ahead: Chunks to come that are worth computing with one: fewer where many lanes share the
+        memory, so that what was computed ahead is still there when its chunk is read.
+    """
 
     def __init__(self) -> None:
+        self.ahead = _MOST_AHEAD
         self._lock = threading.Lock()
         self._readings: OrderedDict[bytes, Reading] = OrderedDict()
+        self._unread: set[bytes] = set()
         self._slots = 0
 
     def get(self, counts: np.ndarray) -> Reading | None:
+        """The reading of a chunk that is about to be read."""
+        name = counts.tobytes()
         with self._lock:
-            name = counts.tobytes()
-            if name in self._readings:
-                self._readings.move_to_end(name)
-            return self._readings.get(name)
+            kept = self._readings.get(name)
+            if kept is None:
+                return None
+            self._readings.move_to_end(name)
+            if name in self._unread:
+                self._unread.remove(name)
+                self.ahead = min(self.ahead + 1, _MOST_AHEAD)
+        return Reading(kept.component.astype(np.int32), kept.source.astype(np.int64))
 
-    def put(self, counts: np.ndarray, reading: Reading) -> None:
+    def __contains__(self, counts: np.ndarray) -> bool:
         with self._lock:
-            name = counts.tobytes()
+            return counts.tobytes() in self._readings
+
+    def put(self, counts: np.ndarray, reading: Reading, *, ahead: bool) -> None:
+        """Keeps a reading in narrow words, and lets the oldest ones go."""
+        name, narrow = counts.tobytes(), _narrow(counts.size)
+        kept = Reading(reading.component.astype(narrow), reading.source.astype(np.int32))
+        with self._lock:
             if name not in self._readings:
-                self._readings[name] = reading
-                self._slots += reading.component.size
+                self._readings[name] = kept
+                self._slots += kept.component.size
+                if ahead:
+                    self._unread.add(name)
             while self._slots > _MAX_REMEMBERED and len(self._readings) > 1:
-                self._slots -= self._readings.popitem(last=False)[1].component.size
+                oldest, dropped = self._readings.popitem(last=False)
+                self._slots -= dropped.component.size
+                if oldest in self._unread:  # computed for nothing
+                    self._unread.remove(oldest)
+                    self.ahead = max(1, self.ahead // 2)
 
 
 _remembered = _Remembered()
 
 
+def _narrow(k: int) -> type:
+    return np.uint8 if k <= 1 << 8 else np.uint16 if k <= 1 << 16 else np.int32
+
+
 def _group(component: np.ndarray, k: int) -> np.ndarray:
     """Where each slot's sample lies when samples are grouped by component: int64 (C,)."""
-    narrow = np.uint8 if k <= 1 << 8 else np.uint16 if k <= 1 << 16 else np.int32
     source = np.empty(component.size, dtype=np.int64)
     # A stable sort of narrow integers is a radix sort.
-    source[np.argsort(component.astype(narrow), kind="stable")] = np.arange(component.size)
+    order = np.argsort(component.astype(_narrow(k)), kind="stable")
+    source[order] = np.arange(component.size)
     return source
 
 
@@ -116,14 +146,14 @@ def _round_robin(
         return reading
     rows = counts[None]
     if upcoming is not None:
-        ahead = [row for row in upcoming() if _remembered.get(row) is None]
+        ahead = [row for row in upcoming()[: _remembered.ahead] if row not in _remembered]
         rows = np.unique(np.concatenate([rows, *(row[None] for row in ahead)]), axis=0)
     for row, slots in zip(rows, backend.swrr_orders(rows, size), strict=True):
         component = slots.astype(np.int32)
-        component.setflags(write=False)
         one = Reading(component, _group(component, counts.size))
-        _remembered.put(row, one)
-        if np.array_equal(row, counts):
+        mine = np.array_equal(row, counts)
+        _remembered.put(row, one, ahead=not mine)
+        if mine:
             reading = one
     assert reading is not None
     return reading
