@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 
 import numpy as np
@@ -98,6 +99,25 @@ def test_lanes_inside_a_chunk():
         audit = zx.audit(source, states, read_config=config)
         read = read_by(source, (2, 2, 1), slots=(5, 16, 9), config=config)
         assert_audited(source, audit, read)
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_lanes_anywhere(name):
+    """Before the start, inside chunks and past the end, in any mixture of these."""
+    source, rng = SOURCES[name](), random.Random(name)
+    for num_lanes in (1, 2, 5):
+        ends = [len(chunks_of(source, lane, num_lanes)) for lane in range(num_lanes)]
+        steps = [rng.choice([0, 1, 3, end // 2, end]) for end in ends]
+        slots = [
+            rng.choice([0, 1, 3]) if n < end else 0 for n, end in zip(steps, ends, strict=True)
+        ]
+        states = []
+        for lane, (num, slot) in enumerate(zip(steps, slots, strict=True)):
+            shell = source.clone_for_lane(lane, num_lanes)
+            for _ in range(num):
+                shell.next_chunk()
+            states.append({**shell.state_dict(), "slot": slot})
+        assert_audited(source, zx.audit(source, states), read_by(source, steps, slots=slots))
 
 
 def test_missing_lanes_are_not_counted():
