@@ -221,12 +221,18 @@ def test_source_that_gives_an_iterator():
         (lambda places: None, "TypeError.*not iterable"),
         (fail(KeyError("text")), "KeyError: 'text'"),
         (fail(StopIteration()), "StopIteration"),
-        (fail(AssertionError()), "AssertionError"),
+        (fail(AssertionError()), "4 records from 0 to 3: AssertionError"),
     ],
 )
 def test_sources_that_misbehave(read_many, words):
     with pytest.raises(ValueError, match=f"dataset 'web', shard 0: .*{words}"):
         read_all(Dataset.from_source("web", Source(read_many), 4))
+
+
+def test_errors_of_the_system_keep_their_kind():
+    dataset = Dataset.from_source("web", Source(fail(ConnectionResetError("gone"))), 4)
+    with pytest.raises(ConnectionError, match="shard 1: 1 records from 5 to 5: gone"):
+        read({0: dataset}, [[0, 1, 1]])
 
 
 @pytest.mark.parametrize("source", ["/data/web", b"abc", {"train": [1], "test": [2]}])
@@ -250,7 +256,9 @@ def test_memory_and_archives(tmp_path):
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.jsonl", "1\n")
         archive.writestr("b.jsonl", "2\n")
-    assert records_of(f"zip://*.jsonl::{tmp_path}/a.zip") == [1, 2]
+    zipped = Dataset.from_path("web", f"zip://*.jsonl::{tmp_path}/a.zip")
+    assert read_all(zipped) == [1, 2]
+    assert all(file.stamp for file in zipped.shards)
 
 
 class Pages(http.server.BaseHTTPRequestHandler):

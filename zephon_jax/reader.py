@@ -288,7 +288,11 @@ def _read_source(dataset: Dataset, places: list[int]) -> Sequence[Any]:
     for method in ("__getitems__", "_getitems"):
         read_many = getattr(source, method, None)
         if read_many is not None:
-            found = read_many(places)
+            try:
+                found = read_many(places)
+            except Exception as error:
+                where = f"{len(places)} records from {places[0]} to {places[-1]}"
+                raise named_error(error, where) from error
             if isinstance(found, Mapping):
                 raise ValueError(f"the source's {method} returns columns; it must return records")
             return list(found)
@@ -297,7 +301,7 @@ def _read_source(dataset: Dataset, places: list[int]) -> Sequence[Any]:
         try:
             records.append(source[place])
         except Exception as error:
-            raise ValueError(f"record {place}: {type(error).__name__}: {error}") from error
+            raise named_error(error, f"record {place}") from error
     return records
 
 

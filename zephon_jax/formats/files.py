@@ -32,9 +32,11 @@ _MAGIC = re.compile(r"[*?\[]")
 # What object stores call the version of an object, best first.
 _STAMP_KEYS = (
     *("ETag", "etag", "md5Hash", "crc32c", "generation", "content_md5", "Content-MD5", "Digest"),
+    *("checksum", "sha", "oid", "blob_id", "CRC"),
 )
 _TIME_KEYS = (
     *("mtime", "LastModified", "Last-Modified", "last_modified", "updated", "modified", "created"),
+    *("modify", "modificationTime", "last_write_time", "date_time"),
 )
 # Botocore would try again by itself, for minutes where a network is gone; `with_retries` does that.
 _S3_CONFIG = {
