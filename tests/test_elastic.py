@@ -248,9 +248,9 @@ def _start_state(iterator, step, expected):
 
 
 @pytest.mark.filterwarnings("ignore:.*stay undelivered")
-@pytest.mark.parametrize("kind", ["first fit", "concat then split"])
-def test_packers_in_worker_processes(kind):
-    resumed_with_workers(kind, 2, (0, 3))
+@pytest.mark.parametrize(("kind", "workers"), [("first fit", 1), ("concat then split", 2)])
+def test_packers_in_worker_processes(kind, workers):
+    resumed_with_workers(kind, workers, (0, 3))
 
 
 @pytest.mark.slow
@@ -261,18 +261,24 @@ def test_every_pipeline_and_step_in_worker_processes(kind, workers):
     resumed_with_workers(kind, workers, range(9))
 
 
-def test_errors_and_deaths_of_workers():
+def test_errors_deaths_and_kinds_of_arrays_of_workers():
+    half = jax.numpy.bfloat16
+
     def fragile(e):
         if e["data"] == 1042:
             raise KeyError("no such token")
-        return {"x": np.int32(e["data"]), "text": "x" * (e["data"] % 3)}
+        day = np.datetime64(e["data"], "D")
+        return {"x": np.full(2, e["data"] % 256, half), "text": "x" * (e["data"] % 3), "day": day}
 
-    [dataset] = hosts(readable(), 4, lambda lane: lane.map(fragile), 1, num_workers=2)
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(fragile), 1, num_workers=1)
     iterator, got = iter(dataset), []
     with pytest.raises(zx.LaneError, match="no such token") as caught:
         got.extend(iterator)
     assert caught.value.sample_id == (1, 0, 42)
     assert iterator.get_state()["step"] == len(got)
+    assert (got[0]["x"].dtype, got[0]["day"].dtype) == (half, "M8[D]")
+    plain = iter(hosts(readable(), 4, lambda lane: lane.map(fragile), 1)[0])
+    assert_same(in_step([plain], len(got)), got)
     state = iterator.get_state()
     for process, _ in iterator._engine._workers:
         process.kill()
@@ -426,6 +432,32 @@ def test_only_one_to_one_pipelines_seek():
 def test_schedule_refuses_pipelines_that_are_not_one_to_one():
     with pytest.raises(ValueError, match="lengths='unknown'"):
         list(hosts(readable(), 4, filtered, 1)[0])
+    for settings in ({}, {"pad": True}, {"num_threads": 2}):
+        iterator, got = iter(hosts(readable(), 4, doubled, 1, **settings)[0]), []
+        with pytest.raises(ValueError, match=r"lane 0 gave 41 rows so far where .* hold 40"):
+            got.extend(iterator)
+        assert len(got) == iterator.get_state()["step"] == 40
+
+
+def doubled(lane):
+    return _compat.flat_mapped(rows(lane), lambda e: [e, e])
+
+
+def test_a_flat_map_at_its_end_is_restored_without_doubles():
+    """Grain's own keeps its last elements through `set_state` and hands them out again."""
+    [dataset] = hosts(readable(), 4, doubled, 1, lengths="unknown")
+    iterator = iter(dataset)
+    whole = list(iterator)
+    assert len(whole) == 80
+    iterator.set_state(json.loads(json.dumps(iterator.get_state())))
+    assert list(iterator) == []
+
+
+def test_lanes_too_short_for_a_batch_that_is_not_dropped():
+    drops = lambda lane: rows(lane).batch(9, drop_remainder=True)  # noqa: E731
+    for pad in (False, True):
+        with pytest.raises(ValueError, match=r"a lane has 5 samples, too few for a batch"):
+            hosts(readable((20,)), 4, drops, 2, global_batch_size=4, pad=pad)
 
 
 def test_padding_delivers_everything():
@@ -461,6 +493,25 @@ def test_padding_resumes_among_masked_steps():
     for one in again:
         one.set_state(iterator.get_state())
     assert_same(in_step(again), expected[step + 1 :])
+
+
+def test_masked_rows_are_known_wherever_a_run_begins():
+    """By a seek or a restore to where a host's lanes have ended, whatever the elements are like."""
+    tree = lambda e: {"a b": (np.int32(e["data"]), [np.zeros((2, 3)), "text"])}  # noqa: E731
+    pipeline = lambda lane: lane.map(tree)  # noqa: E731
+    source = readable((50, 33), chunk_size=10)
+    whole = list(hosts(source, 4, pipeline, 1, pad=True)[0])
+    step = next(n for n, batch in enumerate(whole) if not batch["row_mask"].all())
+    sought = [iter(dataset) for dataset in hosts(source, 4, pipeline, 4, pad=True)]
+    for iterator in sought:
+        iterator.seek(step)
+    assert_same(in_step(sought), whole[step:])
+    first = iter(hosts(source, 4, pipeline, 1, pad=True)[0])
+    assert_same(in_step([first], step), whole[:step])
+    restored = [iter(dataset) for dataset in hosts(source, 4, pipeline, 4, pad=True)]
+    for iterator in restored:
+        iterator.set_state(first.get_state())
+    assert_same(in_step(restored), whole[step:])
 
 
 def test_uneven_ends_are_announced():
@@ -570,6 +621,26 @@ def test_rows_of_unlike_shapes_are_refused():
     [dataset] = hosts(readable(), 4, lambda lane: lane.map(lambda e: np.zeros(e["data"] % 7)), 1)
     with pytest.raises(zx.LaneError, match="one shape and dtype"):
         list(dataset)
+
+
+def test_batches_whose_leaves_have_other_numbers_of_rows_are_refused():
+    uneven = lambda lane: rows(lane).batch(4).map(lambda b: {**b, "y": b["x"][:2]})  # noqa: E731
+    with pytest.raises(zx.LaneError, match=r"all leaves of a batch must have as many rows"):
+        next(iter(hosts(readable(), 4, uneven, 1)[0]))
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_text_of_any_length_in_rows_and_batches(size):
+    """As arrays of NumPy's own kinds, rows with longer text would have another dtype."""
+    text = lambda e: {"t": "x" * (e["data"] % 7), "u": np.array(["y" * (e["data"] % 5)])}  # noqa: E731
+    expected = [text(e) for e in zx.LaneIterDataset(readable(), 0, 1)]
+    pipeline = lambda lane: lane.map(text) if size is None else lane.map(batchable).batch(size)  # noqa: E731
+    batchable = lambda e: {"t": text(e)["t"], "u": np.array(text(e)["u"], object)}  # noqa: E731
+    got = list(hosts(readable(), 1, pipeline, 1, global_batch_size=1,
+                     read_config=zx.MixtureReadConfig())[0])  # fmt: skip
+    assert [batch["t"].tolist() for batch in got] == [[e["t"]] for e in expected]
+    assert [batch["u"].tolist() for batch in got] == [[e["u"].tolist()] for e in expected]
+    assert {batch[name].dtype for batch in got for name in "tu"} == {np.dtype(object)}
 
 
 def test_text_and_bytes_keep_every_byte():

@@ -16,6 +16,7 @@ import pytest
 from test_elastic import assert_same, first_fit, hosts, in_step, readable, rows
 
 import zephon_jax as zx
+from zephon_jax import elastic_iterator
 
 
 def elastic_threads():
@@ -52,7 +53,8 @@ def test_a_pipeline_that_hangs_is_given_up_on():
     iterator.close()
 
 
-def test_the_other_hosts_are_told_of_a_host_that_hangs():
+def test_the_other_hosts_are_told_of_a_host_that_hangs(monkeypatch):
+    monkeypatch.setattr(elastic_iterator, "_SECONDS_TO_END", 0.2)
     go_on, said = threading.Event(), []
 
     def agree(word):
@@ -71,7 +73,9 @@ def test_the_other_hosts_are_told_of_a_host_that_hangs():
     go_on.set()
 
 
-def test_workers_that_hang_are_ended():
+def test_workers_that_hang_are_ended(monkeypatch):
+    monkeypatch.setattr(elastic_iterator, "_SECONDS_TO_END", 0.2)
+
     def stuck(e):
         if e["data"] == 1042:
             time.sleep(1000)
@@ -131,6 +135,7 @@ def test_a_program_that_ends_in_the_middle_ends():
     code = (
         "import sys, time; sys.path.insert(0, 'tests')\n"
         "from test_elastic import hosts, readable, rows\n"
+        "from zephon_jax import elastic_run; elastic_run._SECONDS_AT_EXIT = 0.5\n"
         "if __name__ == '__main__':\n"
         "    going = iter(hosts(readable(), 4, rows, 1)[0]); next(going)\n"
         "    slow = lambda lane: lane.map(lambda e: time.sleep(1000))\n"
@@ -144,6 +149,7 @@ def test_a_program_that_ends_in_the_middle_ends():
     )  # fmt: skip
     assert ran.stdout == "done\n"
     assert ran.returncode == 0, ran.stderr
+    assert "leaked" not in ran.stderr  # shared memory
 
 
 def test_a_worker_that_is_killed_while_it_works():
@@ -214,15 +220,50 @@ def test_states_that_say_nonsense_of_their_batch(used):
     assert iterator.get_state() == state
 
 
-def test_closing_twice_and_using_what_is_closed():
+def test_what_a_worker_cannot_open_is_said():
+    def only_here(lane):
+        if multiprocessing.parent_process() is not None:
+            raise ImportError("no such library in workers")
+        return rows(lane)
+
+    iterator = iter(hosts(readable(), 4, only_here, 1, num_workers=1)[0])
+    with pytest.raises(ImportError, match="no such library in workers"):
+        next(iterator)
+    iterator.close()
+
+
+def test_a_host_without_any_row_fails_all_where_others_go_on():
+    """It cannot make masked rows, and the others must not wait for it for ever."""
+    keep = lambda e: False  # noqa: E731
+    [bare] = hosts(readable(), 4, lambda lane: lane.filter(keep), 1, lengths="unknown", pad=True)
+    said = []
+
+    def agree(others):
+        return lambda word: (said.append(word), [word, others])[1]
+
+    assert list(zx.in_step(iter(bare), agree(0))) == []  # all have ended
+    with pytest.raises(ValueError, match="lanes 0 to 3 have yielded no row"):
+        next(zx.in_step(iter(bare), agree(1)))
+    [going] = hosts(readable(), 4, rows, 1, lengths="unknown", pad=True)
+    with pytest.raises(RuntimeError, match="another host have ended without a row"):
+        next(zx.in_step(iter(going), agree(said[0])))
+
+
+def test_closing_twice_and_using_what_is_closed(tmp_path):
     iterator = iter(hosts(readable(), 4, rows, 1)[0])
     next(iterator)
     state = iterator.get_state()
     iterator.close()
     iterator.close()
     assert iterator.get_state() == state
-    with pytest.raises(ValueError, match="closed"):
-        next(iterator)
+    zx.save_checkpoint(tmp_path, iterator)
+    for use in (
+        lambda: next(iterator),
+        iterator.start_prefetch,
+        lambda: zx.restore_checkpoint(tmp_path, iterator),
+    ):
+        with pytest.raises(ValueError, match="closed"):
+            use()
 
 
 def test_hosts_that_fail_before_they_write_fail_all_and_the_next_save_works(tmp_path):

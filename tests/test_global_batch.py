@@ -66,6 +66,21 @@ def test_batches_before_an_error_are_handed_out(sharding):
         next(batches)
 
 
+def test_a_batch_that_cannot_be_placed_is_not_lost(sharding):
+    wide = lambda e: {"x": np.int64(e["data"]) << (40 if e["data"] == 1042 else 0)}  # noqa: E731
+    [dataset] = hosts(readable(), 4, lambda lane: lane.map(wide), 1)
+    expected = list(dataset)
+    batches, got = zx.GlobalBatches(iter(dataset), sharding), []
+    for _ in range(2):
+        with pytest.raises(ValueError, match="wrap to 32 bits"):
+            got.extend(batches)
+    assert_same(got, expected[: len(got)])
+    assert 0 < len(got) < len(expected)
+    assert batches.get_state()["step"] == len(got)
+    with jax.enable_x64(True):
+        assert_same(list(batches), expected[len(got) :])
+
+
 @pytest.mark.filterwarnings("ignore:.*stay undelivered")
 def test_hosts_in_step_end_together_and_fail_together():
     [dataset] = hosts(readable(), 4, filtered, 1, lengths="unknown")

@@ -6,13 +6,13 @@ all. Which hosts wrote it plays no part in reading it.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
+import contextlib
 import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import fsspec
@@ -20,149 +20,23 @@ import fsspec
 from zephon_jax import _compat
 from zephon_jax._xp import as_int
 from zephon_jax.elastic_run import PipelineChanged
+from zephon_jax.lane_files import LANES, SHARED, check_alike, from_files, to_files, unwrap, wrap
 
 __all__ = [
     "check_iterator",
     "from_files",
-    "lane_files",
-    "load_files",
     "read_checkpoint",
     "restore_checkpoint",
     "save_checkpoint",
     "to_files",
-    "write_files",
 ]
 
-_LANES, _MANIFEST = "zephon_jax lanes", "zephon_jax checkpoint"
-_SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
+_MANIFEST = "zephon_jax checkpoint"
 _saves = itertools.count()
 _read_by_all: list[str] = []  # this host's keys that may be deleted, but for the last
 
 
 Gather = Callable[[str, str, float], list[str]]
-
-
-def _canonical(body: Any) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _wrap(kind: str, body: Mapping[str, Any]) -> bytes:
-    text = _canonical({"format": kind, **body})
-    return f'{{"checksum":"{_digest(text)}","body":{text}}}\n'.encode()
-
-
-def _unwrap(kind: str, name: str, data: bytes) -> dict[str, Any]:
-    try:
-        wrapped = json.loads(data)
-        body = wrapped["body"]
-        whole = wrapped["checksum"] == _digest(_canonical(body)) and body["format"] == kind
-    except (ValueError, TypeError, KeyError):
-        whole, body = False, {}
-    if not whole:
-        raise ValueError(f"{name} is not a file of {kind}, or it was cut or changed.")
-    return body
-
-
-def to_files(state: Mapping[str, Any], lanes: Iterable[int] | None = None) -> dict[str, bytes]:
-    """Writes a state of an elastic iterator as small files.
-
-    Args:
-      state: What `get_state` returned.
-      lanes: The lanes to write, all of the state by default: `dataset.written_lanes`.
-
-    Returns:
-      File contents by name, one file, or none where there are no lanes to write.
-
-    Example:
-      >>> import zephon_jax as zx
-      >>> numbers = zx.Dataset.from_source("numbers", list(range(16)))
-      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=4)
-      >>> lanes = zx.ElasticIterDataset(
-      ...     source, 4, lambda lane: lane, process_index=0, process_count=1)
-      >>> state = iter(lanes).get_state()
-      >>> from_files(to_files(state, [0, 1]) | to_files(state, [2, 3])) == state
-      True
-    """
-    chosen = sorted(map(int, state["lanes"])) if lanes is None else sorted(lanes)
-    if not chosen:
-        return {}
-    body = {name: state[name] for name in _SHARED}
-    body["lanes"] = {str(lane): state["lanes"][str(lane)] for lane in chosen}
-    data = _wrap(_LANES, body)
-    return {f"lanes-{chosen[0]:06d}-{_digest(data.decode())}.json": data}
-
-
-def from_files(files: Mapping[str, bytes], lanes: Iterable[int] | None = None) -> dict[str, Any]:
-    """Reads what any hosts wrote with `to_files`.
-
-    Args:
-      files: File contents by name.
-      lanes: The lanes that must be there; all of the run by default.
-
-    Returns:
-      A state for `set_state`, with the lanes that were asked for.
-
-    Raises:
-      ValueError: If a file is damaged, a lane is missing or differs between files, or the files are
-        of different runs, steps or pipelines, naming lane and file.
-    """
-    if not files:
-        raise ValueError("there are no files of lanes.")
-    bodies = {name: _unwrap(_LANES, name, files[name]) for name in sorted(files)}
-    origin, first = next(iter(bodies.items()))
-    owner: dict[str, str] = {}
-    found: dict[str, Any] = {}
-    for name, body in bodies.items():
-        _check_alike(name, body, origin, first)
-        for lane, state in body["lanes"].items():
-            if lane in found and found[lane] != state:
-                raise ValueError(f"lane {lane} differs between {owner[lane]} and {name}.")
-            found[lane], owner[lane] = state, name
-    wanted = range(first["num_lanes"]) if lanes is None else lanes
-    missing = [lane for lane in wanted if str(lane) not in found]
-    if missing:
-        raise ValueError(f"lanes {missing} are in none of the files {sorted(files)}.")
-    state = {name: first[name] for name in _SHARED}
-    return {**state, "lanes": {str(lane): found[str(lane)] for lane in wanted}}
-
-
-def _check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[str, Any]) -> None:
-    said = {
-        "version": "version", "run": "run", "num_lanes": "number of lanes", "step": "step",
-        "rows": "number of rows", "spec": "kind of row",
-    }  # fmt: skip
-    for field in _SHARED:
-        if body.get(field) != first.get(field):
-            raise ValueError(
-                f"lanes {sorted(map(int, body['lanes']))} in {name} are of another {said[field]}"
-                f" ({body.get(field)!r}) than lanes {sorted(map(int, first['lanes']))} in {other}"
-                f" ({first.get(field)!r})."
-            )
-
-
-def lane_files(directory: Any) -> dict[str, bytes]:
-    """The files of lanes in a folder, by name."""
-    return {path.name: path.read_bytes() for path in sorted(directory.glob("lanes-*.json"))}
-
-
-async def write_files(directory: Any, files: Mapping[str, bytes]) -> None:
-    """Writes files into a folder that Orbax (v1) is still making."""
-    folder = await directory.await_creation()
-    for name, data in files.items():
-        await asyncio.to_thread((folder / name).write_bytes, data)
-
-
-async def load_files(directory: Any, iterator: Any) -> None:
-    """Puts an iterator where the files of a folder say."""
-    files = await asyncio.to_thread(lane_files, directory)
-    iterator.set_state(from_files(files, iterator.dataset.owned_lanes))
-
-
-# Directories
 
 
 def check_iterator(iterator: Any) -> None:
@@ -183,7 +57,7 @@ def _write(fs: Any, path: str, data: bytes) -> None:
     if not getattr(fs, "local_file", False):
         fs.pipe_file(path, data)  # object stores make it visible at once
         return
-    beside = f"{path}.{os.getpid()}.partial"
+    beside = f"{path}.{uuid.uuid4().hex}.partial"  # somebody else may be writing the same file
     with open(beside, "wb") as file:
         file.write(data)
         file.flush()
@@ -217,16 +91,20 @@ def _manifests(fs: Any, folder: str) -> list[str]:
     return sorted(n for n in names if n.startswith("manifest") and n.endswith(".json"))
 
 
-def _prune(fs: Any, root: str, keep: int) -> None:
-    """Removes all but the newest complete checkpoints, and what was left incomplete before them."""
+def _prune(fs: Any, root: str, keep: int, saved: int) -> None:
+    """Removes all but the newest complete checkpoints, and what was left incomplete before them.
+
+    The one that was just saved stays, also where a run went back and others are newer.
+    """
     folders = _steps(fs, root)
     complete = sorted(step for step, folder in folders.items() if _manifests(fs, folder))
-    kept = complete[-keep:]
+    kept = {*complete[-keep:], saved}
     for step, folder in folders.items():
-        if step not in kept and kept and step < kept[-1]:
-            for name in _manifests(fs, folder):  # first: what is half removed must not look whole
-                fs.rm_file(f"{folder}/{name}")
-            fs.rm(folder, recursive=True)
+        if step not in kept and step < max(kept):
+            with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
+                for name in _manifests(fs, folder):  # first: half removed must not look whole
+                    fs.rm_file(f"{folder}/{name}")
+                fs.rm(folder, recursive=True)
 
 
 def _gather(tag: str, payload: str, timeout: float) -> list[str]:
@@ -270,7 +148,7 @@ def save_checkpoint(
       iterator: An elastic iterator, or the `GlobalBatches` on top of one.
       step: Names the checkpoint; the iterator's own step by default.
       state: An earlier `get_state()` to save instead of the present one: a snapshot.
-      keep: Remove all but so many of the newest complete checkpoints.
+      keep: Remove all but so many of the newest complete checkpoints and the one saved now.
       timeout: Seconds to wait for the other hosts.
       gather: Takes (tag, text, timeout) and returns the texts of all hosts, where hosts are not
         those of `jax.distributed`.
@@ -282,7 +160,8 @@ def save_checkpoint(
     Raises:
       TypeError, ValueError: If an argument is not allowed.
       TimeoutError: If another host does not come.
-      RuntimeError: If another host could not write, or is at another step.
+      RuntimeError: If another host could not write, or is at another step, or lanes are of no
+        host that came.
 
     Example:
       >>> import tempfile, zephon_jax as zx
@@ -321,18 +200,35 @@ def save_checkpoint(
         steps = [report["step"] for report in reports]
         raise RuntimeError(f"nothing was saved: processes 0, 1, ... are at steps {steps}.")
     assert state is not None
+    assert step is not None
+    _check_all_came(reports, iterator.dataset.num_lanes)
     done = ""
     if 0 in iterator.dataset.written_lanes:
+        done = f"step {step} was not saved"
         try:
             _complete(fs, folder, state, reports)
+            done = f"step {step} was saved, but older checkpoints could not be removed"
             if keep is not None:
-                _prune(fs, root.rstrip("/"), keep)
+                _prune(fs, root.rstrip("/"), keep, step)
+            done = ""
         except Exception as problem:
-            done = f"{type(problem).__name__}: {problem}"
+            done += f": {type(problem).__name__}: {problem}"
     failed = [text for text in gather(f"{tag}, manifest", done, timeout) if text]
     if failed:
-        raise RuntimeError(f"step {step} was not saved: {failed[0]}")
+        raise RuntimeError(failed[0])
     return folder
+
+
+def _check_all_came(reports: Sequence[Mapping[str, Any]], num_lanes: int) -> None:
+    """Checks on every host that the hosts which came have written all lanes."""
+    written = {lane for report in reports for held in report["files"].values() for lane in held}
+    missing = sorted(set(range(num_lanes)) - written)
+    if missing:
+        raise RuntimeError(
+            f"nothing was saved: {len(reports)} processes came to the save, and lanes"
+            f" {missing[:8]} are of none of them. Start jax.distributed on all hosts, or pass"
+            " gather=."
+        )
 
 
 def _write_lanes(
@@ -353,8 +249,8 @@ def _complete(
     """Writes the manifest, after a look at all that it names."""
     files = {name: lanes for report in reports for name, lanes in report["files"].items()}
     from_files({name: fs.cat_file(f"{folder}/{name}") for name in files})
-    body = {"version": 1, "files": files, **{name: state[name] for name in _SHARED[1:]}}
-    _write(fs, f"{folder}/manifest.json", _wrap(_MANIFEST, body))
+    body = {"version": 1, "files": files, **{name: state[name] for name in SHARED[1:]}}
+    _write(fs, f"{folder}/manifest.json", wrap(_MANIFEST, body))
 
 
 def restore_checkpoint(
@@ -430,6 +326,7 @@ def read_checkpoint(
     """
     fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
     folder = root.rstrip("/")
+    fs.invalidate_cache()
     names = [entry.rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False)]
     lanes = sorted(n for n in names if n.startswith("lanes-") and n.endswith(".json"))
     if not _manifests(fs, folder) and not lanes:
@@ -440,7 +337,7 @@ def read_checkpoint(
         files = _read_files(fs, folder, None)
     else:
         files = {name: fs.cat_file(f"{folder}/{name}") for name in lanes}
-    held = [lane for n, data in files.items() for lane in _unwrap(_LANES, n, data)["lanes"]]
+    held = [lane for n, data in files.items() for lane in unwrap(LANES, n, data)["lanes"]]
     return from_files(files, sorted(set(map(int, held))))
 
 
@@ -452,7 +349,7 @@ def _read_files(fs: Any, folder: str, lanes: Iterable[int] | None) -> dict[str, 
             f"{folder} has two manifests, {names}: files of several checkpoints were put together."
         )
     path = f"{folder}/{names[0]}"
-    manifest = _unwrap(_MANIFEST, path, fs.cat_file(path))
+    manifest = unwrap(_MANIFEST, path, fs.cat_file(path))
     holders = {lane: name for name, held in manifest["files"].items() for lane in held}
     lanes = holders if lanes is None else lanes
     wanted = sorted({holders[lane] for lane in lanes if lane in holders})
@@ -463,7 +360,7 @@ def _read_files(fs: Any, folder: str, lanes: Iterable[int] | None) -> dict[str, 
             files[name] = fs.cat_file(f"{folder}/{name}")
         except FileNotFoundError:
             raise ValueError(f"lanes {held} are missing: {folder}/{name} is gone.") from None
-        body = _unwrap(_LANES, f"{folder}/{name} (lanes {held})", files[name])
-        _check_alike(f"{folder}/{name}", body, path, {**manifest, "version": body["version"],
+        body = unwrap(LANES, f"{folder}/{name} (lanes {held})", files[name])
+        check_alike(f"{folder}/{name}", body, path, {**manifest, "version": body["version"],
                                                      "lanes": {}})  # fmt: skip
     return files

@@ -181,23 +181,35 @@ class ElasticIterDataset(grain.IterDataset):
             if known:
                 raise
             return None
+        if known and lengths.min() and not self._whole_batches(lengths).min():
+            raise ValueError(
+                f"a lane has {lengths.min()} samples, too few for a batch, and the pipeline drops"
+                " batches that are not full. Use smaller batches or fewer lanes."
+            )
+        lengths = self._whole_batches(lengths) if known else lengths
         if not self.pad:
             check_even(self.source, self.num_lanes, lengths, self.rows_of(0) if known else 1)
         elif not lengths.min():
             check_even(self.source, self.num_lanes, lengths, 1)
         return lengths if known else None
 
+    def _whole_batches(self, lengths: np.ndarray) -> np.ndarray:
+        """What is left of the lanes' lengths where batches that are not full are dropped."""
+        batching = self.first_lane.batching
+        if batching is None or not batching.drops or lengths.min() == ENDLESS:
+            return lengths
+        return lengths // batching.size * batching.size
+
     def rules(self) -> Rules:
         """How many rows a step takes, and when all lanes end."""
         lengths, shortest, longest = self._lane_lengths, None, None
         if lengths is not None:
-            batching = self.first_lane.batching
-            if batching is not None and batching.drops:
-                lengths = lengths // batching.size * batching.size
             shortest, longest = int(lengths.min()), int(lengths.max())
             if longest >= ENDLESS // 2:
                 shortest = longest = ENDLESS
-        return Rules(self.rows_of, self.pad, lengths, self.owned_lanes, shortest, longest)
+        return Rules(
+            self.rows_of, self.pad, lengths, self.owned_lanes, shortest, longest, self.plan
+        )
 
     @functools.cached_property
     def run_id(self) -> str:
@@ -217,7 +229,9 @@ class ElasticIterDataset(grain.IterDataset):
         other.source, other.pad = source, True
         other.plan = self.plan._replace(source=source)
         known = self.lengths == "schedule"
-        other._lane_lengths = lane_lengths(source, self.num_lanes) if known else None
+        other._lane_lengths = None
+        if known:
+            other._lane_lengths = other._whole_batches(lane_lengths(source, self.num_lanes))
         return other
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:

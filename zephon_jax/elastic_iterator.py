@@ -9,7 +9,6 @@ import grain
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.checkpoint import load_files, to_files, write_files
 from zephon_jax.elastic_run import (
     Engine,
     Place,
@@ -18,7 +17,9 @@ from zephon_jax.elastic_run import (
     ThreadEngine,
     constant_rows,
     make_batch,
+    see_row,
 )
+from zephon_jax.lane_files import load_files, to_files, write_files
 from zephon_jax.lane_rows import LaneRows, Part
 from zephon_jax.lane_workers import ProcessEngine
 from zephon_jax.rows import Columns
@@ -61,7 +62,6 @@ class ElasticIterator(grain.DatasetIterator):
     def __next__(self) -> Any:
         import jax
 
-        self._assert_not_closed()
         self.start_prefetch()
         assert self._run is not None
         with jax.profiler.TraceAnnotation("zephon_jax.wait"):
@@ -76,6 +76,7 @@ class ElasticIterator(grain.DatasetIterator):
 
     def start_prefetch(self) -> None:
         """Starts making steps ahead, where that has not begun."""
+        self._assert_not_closed()
         if self._run is not None and self._run.stopped:
             self._halt()  # a pipeline did not come back in time before
         if self._run is None:
@@ -102,6 +103,10 @@ class ElasticIterator(grain.DatasetIterator):
         self.start_prefetch()
         assert self._run is not None
         return self._run.peek() is None
+
+    def can_mask(self) -> bool:
+        """True where it is known what masked rows look like: the lanes have a row at all."""
+        return see_row(self._rules, self._like, self._place.spec)
 
     def masked_step(self) -> Any:
         """A batch of masked rows only, and goes on by a step: for a host whose lanes have ended.
@@ -234,8 +239,7 @@ class ElasticIterator(grain.DatasetIterator):
         """Ends threads and worker processes; a thread whose pipeline hangs is left behind."""
         if not self._closed and hasattr(self, "_engine"):
             ended = self._run is None or self._run.stop(_SECONDS_TO_END)
-            if not ended and self._run is not None:
-                self._engine.kill()  # processes can be ended, threads cannot
+            if not ended and self._run is not None and self._engine.kill():
                 ended = self._run.stop(_SECONDS_TO_END)
             if ended:
                 self._engine.close()

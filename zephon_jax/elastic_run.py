@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import multiprocessing.util  # noqa: F401  before our own end, which then comes before its
 import queue
 import threading
 import weakref
@@ -14,8 +15,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.lane_rows import LaneRows, Part, join_parts, take_part
-from zephon_jax.rows import Columns, columns_of, masked, spec_of, tree_of
+from zephon_jax.lane_rows import (
+    LaneError,
+    LanePlan,
+    LaneRows,
+    Part,
+    first_row,
+    join_parts,
+    take_part,
+)
+from zephon_jax.rows import Columns, masked, spec_of, tree_of
 
 __all__ = [
     "Engine",
@@ -29,6 +38,7 @@ __all__ = [
     "make_batch",
     "rows_at",
     "rows_each",
+    "see_row",
 ]
 
 
@@ -61,6 +71,7 @@ class Rules(NamedTuple):
     owned: tuple[int, ...]
     shortest: int | None  # rows of the shortest lane, None where not known
     longest: int | None
+    plan: LanePlan
 
 
 class Engine(Protocol):
@@ -74,8 +85,8 @@ class Engine(Protocol):
         """Takes rows from each lane."""
         ...
 
-    def kill(self) -> None:
-        """Ends processes that do not answer; threads cannot be ended."""
+    def kill(self) -> bool:
+        """Ends processes that do not answer; returns False for threads, which cannot be ended."""
         ...
 
     def close(self) -> None:
@@ -139,8 +150,9 @@ class ThreadEngine:
                 raise error
         return join_parts([first, *(future.result() for future in others)])
 
-    def kill(self) -> None:
+    def kill(self) -> bool:
         """Nothing: threads cannot be ended."""
+        return False
 
     def close(self) -> None:
         """Ends the threads."""
@@ -169,6 +181,26 @@ def _check_counts(rules: Rules, counts: list[int], rows: int, each: int) -> None
     )
 
 
+def _has_ended(rules: Rules, place: Place, each: int) -> bool:
+    """True where the schedule says that there is no further step."""
+    if rules.pad:
+        return rules.longest is not None and place.rows >= rules.longest
+    return rules.shortest is not None and place.rows + each > rules.shortest
+
+
+def _check_end(engine: Engine, rules: Rules, place: Place, each: int) -> None:
+    """Checks that the pipelines have no more rows than the schedule says.
+
+    Raises:
+      ValueError: If one has: it repeats or splits, and a part of its rows would be lost.
+    """
+    try:
+        part = engine.take(each)
+    except LaneError:  # rows that nobody is to have
+        return
+    _check_counts(rules, part.counts, place.rows, each)
+
+
 def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -> Step | None:
     """Makes the step after a place, or None at the end. `like` keeps a row's kind for masked ones.
 
@@ -177,9 +209,8 @@ def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -
       ValueError: If the pipeline is not what `lengths` says, or not the one of the checkpoint.
     """
     each = rules.rows_of(place.step)
-    if not rules.pad and rules.shortest is not None and place.rows + each > rules.shortest:
-        return None
-    if rules.pad and rules.longest is not None and place.rows >= rules.longest:
+    if _has_ended(rules, place, each):
+        _check_end(engine, rules, place, each)
         return None
     part = engine.take(each)
     short = any(count < each for count in part.counts)
@@ -219,6 +250,18 @@ def _checked_spec(columns: Columns, before: str) -> str:
     return spec
 
 
+def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
+    """Reads a first row of the owned lanes, where a run began among masked ones.
+
+    Returns:
+      Whether there is one, or one was seen before.
+    """
+    if not like and (row := first_row(rules.plan, rules.owned)) is not None:
+        _checked_spec(row, spec)
+        like.append(row)
+    return bool(like)
+
+
 def make_batch(part: Part, rules: Rules, each: int, like: list[Columns], spec: str) -> Any:
     """The batch of a part, with masked rows where lanes gave fewer.
 
@@ -228,9 +271,7 @@ def make_batch(part: Part, rules: Rules, each: int, like: list[Columns], spec: s
     if not rules.pad:
         assert part.columns is not None
         return tree_of(part.columns)
-    if not like and (known := columns_of(spec)) is not None:
-        like.append(known)
-    if not like:
+    if not like and not see_row(rules, like, spec):
         raise ValueError(
             f"lanes {rules.owned[0]} to {rules.owned[-1]} have yielded no row, so masked rows"
             " cannot be made: their shapes are not known."

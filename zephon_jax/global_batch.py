@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax.checkpoint import load_files, to_files, write_files
 from zephon_jax.elastic import ElasticIterator
+from zephon_jax.lane_files import load_files, to_files, write_files
 
 __all__ = ["GlobalBatches", "all_hosts", "in_step", "to_global"]
 
@@ -138,6 +138,7 @@ class GlobalBatches:
 
     def _forget(self) -> None:
         self._ready: deque[tuple[Any, Any]] = deque()  # (batch, place after it)
+        self._local: Any = None  # this host's next part, where it is not placed yet
         self._place = self.iterator.place
         self._ended: Exception | None = None
 
@@ -159,12 +160,14 @@ class GlobalBatches:
     def _fill(self, wanted: int) -> None:
         while len(self._ready) < wanted and self._ended is None:
             try:
-                local = next(self.iterator)
-                batch = to_global(local, self._sharding, host_only=self._host_only)
+                if self._local is None:
+                    self._local = next(self.iterator)
+                batch = to_global(self._local, self._sharding, host_only=self._host_only)
             except Exception as error:
                 self._ended = error
             else:
                 self._ready.append((batch, self.iterator.place))
+                self._local = None
 
     def get_state(self) -> dict[str, Any]:
         """The place after the last batch handed out: a snapshot that later steps do not change."""
@@ -197,7 +200,16 @@ class GlobalBatches:
         self.iterator.close()
 
 
-_ENDED, _GOING, _FAILED = range(3)
+_ENDED, _GOING, _FAILED, _BARE = range(4)
+
+
+def _word_of(iterator: ElasticIterator) -> int:
+    """How this host stands: "bare" where it has ended and cannot make masked rows."""
+    if iterator.peek_error() is not None:
+        return _FAILED
+    if not iterator.at_end():
+        return _GOING
+    return _BARE if iterator.dataset.pad and not iterator.can_mask() else _ENDED
 
 
 def all_hosts(word: int) -> list[int]:
@@ -244,11 +256,16 @@ def in_step(
     """
     padded = iterator.dataset.pad
     while True:
-        failed = iterator.peek_error()
-        ended = failed is None and iterator.at_end()
-        words = agree(_FAILED if failed else _ENDED if ended else _GOING)
-        if failed is None and _FAILED in words:
-            raise RuntimeError("another host failed to make its rows; see its error.")
-        if failed is None and (_GOING not in words if padded else _ENDED in words):
-            return
-        yield iterator.masked_step() if ended else next(iterator)
+        word = _word_of(iterator)
+        words = agree(word)
+        if word != _FAILED:
+            if _FAILED in words:
+                raise RuntimeError("another host failed to make its rows; see its error.")
+            if _GOING not in words if padded else _ENDED in words:
+                return
+            if _BARE in words and word != _BARE:
+                raise RuntimeError(
+                    "the lanes of another host have ended without a row, so it cannot make masked"
+                    " ones; see its error."
+                )
+        yield iterator.masked_step() if word in (_ENDED, _BARE) else next(iterator)

@@ -15,7 +15,7 @@ from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.rows import Columns, join, num_rows, slice_rows, stack
 from zephon_jax.source import WorkSource, state_from_dict
 
-__all__ = ["LaneError", "LanePlan", "LaneRows", "Part", "join_parts", "take_part"]
+__all__ = ["LaneError", "LanePlan", "LaneRows", "Part", "first_row", "join_parts", "take_part"]
 
 
 _END = object()
@@ -105,10 +105,10 @@ class LaneRows:
 
     def __init__(self, plan: LanePlan, lane: int):
         self.lane, self._plan = lane, plan
-        self._dataset, pipeline = lane_dataset(plan, lane)
-        self.batching = _compat.batching_of(pipeline)
+        self._dataset, self._pipeline = lane_dataset(plan, lane)
+        self.batching = _compat.batching_of(self._pipeline)
         self._batched = (self.batching is not None) if plan.batched is None else plan.batched
-        self._iterator = iter(pipeline)
+        self._iterator = iter(self._pipeline)
         self._forget()
 
     def _forget(self) -> None:
@@ -176,6 +176,10 @@ class LaneRows:
         """
         try:
             pipeline, used = state["pipeline"], int(state["used"])
+            # Opened anew: some of Grain's iterators keep what they held before (a flat map at its
+            # end hands its last elements out again).
+            self._iterator.close()
+            self._iterator = iter(self._pipeline)
             self._iterator.set_state(pipeline)
             self._forget()
             opened = used and self._batched and self._open_batch()
@@ -280,6 +284,19 @@ def take_part(lanes: Sequence[LaneRows], num_rows_each: int) -> Part:
             error
         )
     return Part(columns, counts, states)
+
+
+def first_row(plan: LanePlan, owned: Sequence[int]) -> Columns | None:
+    """The first row of the first of these lanes that has any, read anew; None without rows."""
+    for lane in owned:
+        rows = LaneRows(plan, lane)
+        try:
+            part = take_part([rows], 1)
+        finally:
+            rows.close()
+        if part.columns is not None:
+            return part.columns
+    return None
 
 
 def join_parts(parts: Sequence[Part]) -> Part:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from zephon_jax.lane_rows import LanePlan, Part
+    from zephon_jax.lane_rows import LanePlan, LaneRows, Part
 
 __all__ = ["ProcessEngine"]
 
@@ -50,7 +50,7 @@ def _share(leaves: Sequence[np.ndarray]) -> tuple[str | None, list[Any]]:
         if leaf.dtype.hasobject:
             kept.append(leaf)
         else:
-            kept.append((size, leaf.shape, leaf.dtype.str))
+            kept.append((size, leaf.shape, leaf.dtype))  # its name alone loses bfloat16
             size += -(-leaf.nbytes // _ALIGN) * _ALIGN
     if not size:
         return None, [leaf if isinstance(kept[n], tuple) else kept[n]
@@ -82,19 +82,26 @@ def _take_shared(name: str | None, kept: Sequence[Any]) -> list[np.ndarray]:
     return leaves
 
 
-def _work(connection: Any, packed: bytes) -> None:
-    """A worker: opens its lanes and takes rows as it is told, until the connection closes."""
+def _opened(packed: bytes) -> list[LaneRows]:
     import cloudpickle
 
-    from zephon_jax.lane_rows import LaneRows, take_part
+    from zephon_jax.lane_rows import LaneRows
 
     plan, owned = cloudpickle.loads(packed)
-    lanes = [LaneRows(plan, lane) for lane in owned]
+    return [LaneRows(plan, lane) for lane in owned]
+
+
+def _work(connection: Any, packed: bytes) -> None:
+    """A worker: opens its lanes and takes rows as it is told, until the connection closes."""
+    from zephon_jax.lane_rows import take_part
+
+    lanes: list[LaneRows] = []
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
         while True:
             command, argument = connection.recv()
             try:
                 if command == "go to":
+                    lanes = lanes or _opened(packed)
                     for lane, state in zip(lanes, argument, strict=True):
                         lane.set_state(state)
                     answer: Any = None
@@ -180,36 +187,47 @@ class ProcessEngine:
 
     def _ask(self, command: str, arguments: Sequence[Any]) -> list[Any]:
         """Tells all workers at once; raises what the first of them raised, when all are done."""
-        answers, failed = [], None
-        try:
-            for (_, connection), argument in zip(self._workers, arguments, strict=True):
+        answers, failed, died = [], None, []
+        for (_, connection), argument in zip(self._workers, arguments, strict=True):
+            with contextlib.suppress(OSError):  # of one that died: said below
                 connection.send((command, argument))
-            for _, connection in self._workers:
+        for process, connection in self._workers:
+            try:
                 kind, answer = connection.recv()
-                if kind == "error":
-                    failed = failed or answer
-                else:
-                    answers.append(answer)
-        except (EOFError, OSError) as error:
-            codes = [process.exitcode for process, _ in self._workers]
-            self.close()
-            raise RuntimeError(
-                f"a worker process of lanes {self._owned[0]} to {self._owned[-1]} died (exit codes"
-                f" {codes}); the next step starts new ones. A script must start its work under"
-                " `if __name__ == '__main__':`."
-            ) from error
+            except (EOFError, OSError):
+                died.append(process)
+                continue
+            if kind == "error":
+                failed = failed or answer
+            else:
+                answers.append(answer)
+        if (died or failed) and command == "take":
+            for answer in answers:  # rows that nobody will see: give back their memory
+                if answer[0] is not None:
+                    _take_shared(*answer[0][1:])
+        if died:
+            raise self._death(died)
         if failed is not None:
-            if command == "take":
-                for answer in answers:  # rows that nobody will see: give back their memory
-                    if answer[0] is not None:
-                        _take_shared(*answer[0][1:])
             raise failed
         return answers
 
-    def kill(self) -> None:
+    def _death(self, died: Sequence[Any]) -> RuntimeError:
+        """Ends the others, and says how these ended."""
+        for process in died:
+            process.join(_SECONDS_TO_END)
+        codes = [process.exitcode for process in died]
+        self.close()
+        return RuntimeError(
+            f"a worker process of lanes {self._owned[0]} to {self._owned[-1]} died (exit codes"
+            f" {codes}); the next step starts new ones. A script must start its work under"
+            " `if __name__ == '__main__':`."
+        )
+
+    def kill(self) -> bool:
         """Ends workers that do not answer; who waits for one of them is told that it died."""
         for process, _ in self._workers:
             process.kill()
+        return True
 
     def close(self) -> None:
         """Ends the workers."""

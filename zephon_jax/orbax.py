@@ -13,7 +13,8 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
-from zephon_jax.checkpoint import check_iterator, from_files, lane_files, to_files
+from zephon_jax.checkpoint import check_iterator
+from zephon_jax.lane_files import from_files, lane_files, to_files
 
 __all__ = ["ElasticHandler", "ElasticRestore", "ElasticSave"]
 

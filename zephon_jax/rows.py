@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +9,6 @@ import numpy as np
 
 __all__ = [
     "Columns",
-    "columns_of",
     "join",
     "masked",
     "num_rows",
@@ -29,13 +26,17 @@ class Columns(NamedTuple):
     leaves: list[np.ndarray]  # (rows, ...) each
 
 
-def leaf_array(leaf: Any) -> np.ndarray:
-    """A leaf as an array; text and bytes stay objects, for NumPy would cut trailing zeros."""
+def _array(leaf: Any) -> np.ndarray:
+    """A leaf as an array; text and bytes are objects.
+
+    As NumPy's own kinds they would lose trailing zeros, and rows of other lengths other dtypes.
+    """
     if isinstance(leaf, (str, bytes)):
         array = np.empty((), dtype=object)
         array[()] = leaf
         return array
-    return np.asarray(leaf)
+    array = np.asarray(leaf)
+    return array.astype(object) if array.dtype.kind in "US" else array
 
 
 def _flatten(elements: Sequence[Any]) -> tuple[Any, list[list[Any]]]:
@@ -51,17 +52,13 @@ def _flatten(elements: Sequence[Any]) -> tuple[Any, list[list[Any]]]:
     return tree, found
 
 
-def _is_objects(leaf: Any) -> bool:
-    return getattr(getattr(leaf, "dtype", None), "kind", "") == "O"
+def _kind(leaf: Any) -> str:
+    return getattr(getattr(leaf, "dtype", None), "kind", "-")
 
 
 def _stack(leaves: Sequence[Any]) -> np.ndarray:
-    if isinstance(leaves[0], (str, bytes)) or _is_objects(leaves[0]):
-        out = np.empty((len(leaves), *np.shape(leaf_array(leaves[0]))), dtype=object)
-        for n, leaf in enumerate(leaves):
-            out[n] = leaf
-        return out
-    arrays = [leaf if type(leaf) is np.ndarray else np.asarray(leaf) for leaf in leaves]
+    text = isinstance(leaves[0], (str, bytes)) or _kind(leaves[0]) in "OUS"
+    arrays = [leaf if type(leaf) is np.ndarray and not text else _array(leaf) for leaf in leaves]
     kind = arrays[0].dtype
     try:
         if all(array.dtype is kind or array.dtype == kind for array in arrays):
@@ -115,7 +112,7 @@ def join(batches: Sequence[Any]) -> Columns:
     tree, found = _flatten(batches)
     leaves = []
     for parts in zip(*found, strict=True):
-        arrays = [np.asarray(part) for part in parts]
+        arrays = [_array(part) for part in parts]
         if any(a.shape[1:] != arrays[0].shape[1:] or a.dtype != arrays[0].dtype for a in arrays):
             kinds = sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})
             raise ValueError(f"batches must have rows of one shape and dtype; got {kinds}.")
@@ -124,15 +121,25 @@ def join(batches: Sequence[Any]) -> Columns:
 
 
 def num_rows(batch: Any) -> int:
-    """Rows of a batch: the length of its first leaf."""
+    """Rows of a batch, of which each leaf has as many.
+
+    Raises:
+      ValueError: If leaves have none, or not the same number.
+    """
     import jax
 
     leaves = jax.tree.leaves(batch)
-    if not leaves or not np.ndim(leaves[0]):
+    if not leaves or not all(map(np.ndim, leaves)):
         raise ValueError(
             "the pipeline yields elements without rows; pass batched=False where it does not batch."
         )
-    return len(leaves[0])
+    rows = {len(leaf) for leaf in leaves}
+    if len(rows) > 1:
+        raise ValueError(
+            f"all leaves of a batch must have as many rows; got {sorted(rows)}. Pass batched=False"
+            " where the pipeline does not batch."
+        )
+    return rows.pop()
 
 
 def slice_rows(batch: Any, begin: int, end: int) -> Any:
@@ -154,35 +161,24 @@ def spec_of(columns: Columns) -> str:
     )
 
 
-def columns_of(spec: str) -> Columns | None:
-    """No rows of the kind that `spec_of` described, where the elements are dicts of arrays."""
-    import jax
-
-    element: dict[str, Any] = {}
-    for leaf in spec.split():
-        found = re.fullmatch(r"((?:\['[^']*'\])+):(\w+)(\[[\d,]*\])", leaf)
-        if not found:
-            return None
-        *path, last = re.findall(r"\['([^']*)'\]", found[1])
-        place = element
-        for name in path:
-            place = place.setdefault(name, {})
-        place[last] = np.zeros((0, *json.loads(found[3])), dtype=found[2])
-    leaves, tree = jax.tree.flatten(element)
-    return Columns(tree, leaves) if element else None
-
-
 def masked(columns: Columns | None, counts: Sequence[int], each: int, like: Columns) -> Columns:
-    """Spreads rows over lanes that should have `each`, with zeros where a lane has fewer."""
+    """Spreads rows over lanes that should have `each`, with zeros where a lane has fewer.
+
+    Zeros are empty text or bytes where the row they are to be like has those, None for other
+    objects.
+    """
     given = np.zeros((len(counts), each), dtype=bool)
     for n, count in enumerate(counts):
         given[n, :count] = True
     given = given.ravel()
     leaves = []
     for d, leaf in enumerate(like.leaves):
-        out = np.zeros((len(given), *leaf.shape[1:]), dtype=leaf.dtype)
+        shape = len(given), *leaf.shape[1:]
         if leaf.dtype == object:
-            out[:] = type(leaf.flat[0])() if leaf.size else None  # empty text or bytes
+            kind = type(leaf.flat[0]) if leaf.size else None
+            out = np.full(shape, kind() if kind in (str, bytes) else None, dtype=object)
+        else:
+            out = np.zeros(shape, dtype=leaf.dtype)
         if columns is not None:
             out[given] = columns.leaves[d]
         leaves.append(out)

@@ -1,0 +1,165 @@
+"""Lanes as files: what a checkpoint is made of, wherever it lies.
+
+One file holds the lanes of one writing host. Which hosts wrote them plays no part in reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+__all__ = [
+    "LANES",
+    "SHARED",
+    "check_alike",
+    "from_files",
+    "lane_files",
+    "load_files",
+    "to_files",
+    "unwrap",
+    "wrap",
+    "write_files",
+]
+
+LANES = "zephon_jax lanes"
+SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
+
+
+def _canonical(body: Any) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def wrap(kind: str, body: Mapping[str, Any]) -> bytes:
+    """A file of a kind: a body in JSON behind its checksum."""
+    text = _canonical({"format": kind, **body})
+    return f'{{"checksum":"{_digest(text)}","body":{text}}}\n'.encode()
+
+
+def unwrap(kind: str, name: str, data: bytes) -> dict[str, Any]:
+    """The body of a file.
+
+    Raises:
+      ValueError: If it is of another kind, or was cut or changed.
+    """
+    try:
+        wrapped = json.loads(data)
+        body = wrapped["body"]
+        whole = wrapped["checksum"] == _digest(_canonical(body)) and body["format"] == kind
+    except (ValueError, TypeError, KeyError):
+        whole, body = False, {}
+    if not whole:
+        raise ValueError(f"{name} is not a file of {kind}, or it was cut or changed.")
+    return body
+
+
+def to_files(state: Mapping[str, Any], lanes: Iterable[int] | None = None) -> dict[str, bytes]:
+    """Writes a state of an elastic iterator as small files.
+
+    Args:
+      state: What `get_state` returned.
+      lanes: The lanes to write, all of the state by default: `dataset.written_lanes`.
+
+    Returns:
+      File contents by name, one file, or none where there are no lanes to write.
+
+    Raises:
+      ValueError: If the state lacks some of the lanes.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(16)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=4)
+      >>> lanes = zx.ElasticIterDataset(
+      ...     source, 4, lambda lane: lane, process_index=0, process_count=1)
+      >>> state = iter(lanes).get_state()
+      >>> from_files(to_files(state, [0, 1]) | to_files(state, [2, 3])) == state
+      True
+    """
+    chosen = sorted(map(int, state["lanes"])) if lanes is None else sorted(lanes)
+    if not chosen:
+        return {}
+    missing = [lane for lane in chosen if str(lane) not in state["lanes"]]
+    if missing:
+        raise ValueError(f"the state lacks lanes {missing}: it is of other hosts.")
+    body = {name: state[name] for name in SHARED}
+    body["lanes"] = {str(lane): state["lanes"][str(lane)] for lane in chosen}
+    data = wrap(LANES, body)
+    return {f"lanes-{chosen[0]:06d}-{_digest(data.decode())}.json": data}
+
+
+def from_files(files: Mapping[str, bytes], lanes: Iterable[int] | None = None) -> dict[str, Any]:
+    """Reads what any hosts wrote with `to_files`.
+
+    Args:
+      files: File contents by name.
+      lanes: The lanes that must be there; all of the run by default.
+
+    Returns:
+      A state for `set_state`, with the lanes that were asked for.
+
+    Raises:
+      ValueError: If a file is damaged, a lane is missing or differs between files, or the files are
+        of different runs, steps or pipelines, naming lane and file.
+    """
+    if not files:
+        raise ValueError("there are no files of lanes.")
+    bodies = {name: unwrap(LANES, name, files[name]) for name in sorted(files)}
+    origin, first = next(iter(bodies.items()))
+    owner: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    for name, body in bodies.items():
+        check_alike(name, body, origin, first)
+        for lane, state in body["lanes"].items():
+            if lane in found and found[lane] != state:
+                raise ValueError(f"lane {lane} differs between {owner[lane]} and {name}.")
+            found[lane], owner[lane] = state, name
+    wanted = range(first["num_lanes"]) if lanes is None else lanes
+    missing = [lane for lane in wanted if str(lane) not in found]
+    if missing:
+        raise ValueError(f"lanes {missing} are in none of the files {sorted(files)}.")
+    state = {name: first[name] for name in SHARED}
+    return {**state, "lanes": {str(lane): found[str(lane)] for lane in wanted}}
+
+
+def check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[str, Any]) -> None:
+    """Checks that two files are of one run, step and pipeline.
+
+    Raises:
+      ValueError: If they are not, naming both and what differs.
+    """
+    said = {
+        "version": "version", "run": "run", "num_lanes": "number of lanes", "step": "step",
+        "rows": "number of rows", "spec": "kind of row",
+    }  # fmt: skip
+    for field in SHARED:
+        if body.get(field) != first.get(field):
+            raise ValueError(
+                f"lanes {sorted(map(int, body['lanes']))} in {name} are of another {said[field]}"
+                f" ({body.get(field)!r}) than lanes {sorted(map(int, first['lanes']))} in {other}"
+                f" ({first.get(field)!r})."
+            )
+
+
+def lane_files(directory: Any) -> dict[str, bytes]:
+    """The files of lanes in a folder, by name."""
+    return {path.name: path.read_bytes() for path in sorted(directory.glob("lanes-*.json"))}
+
+
+async def write_files(directory: Any, files: Mapping[str, bytes]) -> None:
+    """Writes files into a folder that Orbax (v1) is still making."""
+    folder = await directory.await_creation()
+    for name, data in files.items():
+        await asyncio.to_thread((folder / name).write_bytes, data)
+
+
+async def load_files(directory: Any, iterator: Any) -> None:
+    """Puts an iterator where the files of a folder say."""
+    files = await asyncio.to_thread(lane_files, directory)
+    iterator.set_state(from_files(files, iterator.dataset.owned_lanes))
