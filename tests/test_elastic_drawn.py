@@ -8,7 +8,6 @@ import tempfile
 import threading
 import warnings
 
-import grain
 import jax
 import numpy as np
 import pytest
@@ -56,10 +55,6 @@ PIPELINES = {
     "flat map": (split, "unknown"),
     "batches of a flat map": (lambda lane: split(lane).batch(5), "unknown"),
     "flush": (lambda lane: zx.FlushIterDataset(lane, concat_split, 2), "unknown"),
-    "shuffle": (
-        lambda lane: grain.experimental.WindowShuffleIterDataset(odds(lane), window_size=5, seed=3),
-        "unknown",
-    ),
 }
 BATCHES = ("batches", "whole batches", "batches of packs", "batches of a flat map")
 
