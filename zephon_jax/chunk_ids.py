@@ -20,6 +20,7 @@ from zephon_jax.eras import Position
 __all__ = ["ChunkIds", "samples_of_chunk"]
 
 _TOGETHER = 1 << 16  # samples found at once
+_QUOTAS = 1 << 15  # quotas worked out together: they too cost something, by the component
 _MOST_CHUNKS = 64  # chunks found at once
 _MAX_KEPT = 1 << 20  # samples found ahead, 24 bytes each, of all lanes of a process
 _MAX_LANES = 1 << 12  # lanes whose next chunk is remembered
@@ -81,7 +82,10 @@ class ChunkIds:
             self._follow(lane, next_chunk(here), {})
             return found.ids
         num = min(
-            _MOST_CHUNKS, _TOGETHER // self._chunk_size, _MAX_KEPT // (num_lanes * self._chunk_size)
+            _MOST_CHUNKS,
+            _TOGETHER // self._chunk_size,
+            _MAX_KEPT // (num_lanes * self._chunk_size),
+            _QUOTAS // quotas.size,
         )
         allocation = position.era.allocation
         if not goes_on or num < 2 or allocation is None or not allocation.closed:
