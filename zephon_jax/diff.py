@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._xp import as_int
+from zephon_jax.contract import check_lane
 from zephon_jax.lane_states import differences
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_rows import stretches
-from zephon_jax.source import WorkSource, check_lane, check_source
+from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 
 __all__ = ["OrderDifference", "SampleName", "diff"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from zephon_jax.knobs import CONFIG_THINGS, Knobs
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
 from zephon_jax.token_ratios import RATIO_UNIT
 
-__all__ = ["LaneStates", "differences"]
+__all__ = ["LaneStates", "differences", "ratios_of_fields"]
 
 _PAGE = 64  # blocks whose place in the lanes is looked up at once
 _KEPT_COMPONENTS = 1 << 16  # components of positions remembered, over all of them
@@ -35,6 +36,50 @@ def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
     return [
         thing for thing, a, b in zip(CONFIG_THINGS, mine, other, strict=True) if int(a) != int(b)
     ]
+
+
+def _words(fields: list[Any], name: str) -> np.ndarray:
+    """An encoded field of 32-bit words, uint32 (n,); empty where it is none."""
+    place = MixtureState._fields.index(name)
+    raw = fields[place] if place < len(fields) else b""
+    whole = isinstance(raw, bytes) and len(raw) % 4 == 0
+    return np.frombuffer(raw if whole else b"", dtype="<u4")
+
+
+def _ratio_words(fields: list[Any]) -> np.ndarray:
+    """The encoded ratios of a state, uint32 (n, 2); none where half of one is missing."""
+    words = _words(fields, "ratios")
+    return words[: 0 if words.size % 2 else None].reshape(-1, 2)
+
+
+def ratios_of_fields(fields: list[Any], mine: np.ndarray, num_datasets: int) -> list[int]:
+    """The token ratios that an encoded state holds, for a source that has none yet.
+
+    Args:
+      fields: The state's fields as they are encoded.
+      mine: Digests of the source's settings, uint32 (c,).
+      num_datasets: Datasets of the source.
+
+    Raises:
+      ValueError: If it holds none for these datasets, or belongs to a source with other settings,
+        naming them.
+    """
+    config, words = _words(fields, "config"), _ratio_words(fields)
+    if config.size == mine.size:
+        differs = [thing for thing in differences(mine, config) if thing != "token_estimation"]
+        if differs:
+            raise ValueError(
+                f"the state belongs to a source with other {', '.join(differs)}. Restore it"
+                " with the settings and data it was saved with, or start anew."
+            )
+    ratios = from_words(words).tolist()
+    if len(ratios) != num_datasets or min(ratios, default=0) < 1:
+        raise ValueError(
+            "the state holds no token ratios for these datasets: it was saved without"
+            f" token_estimation, with shard totals, or by a source of more than {MAX_LISTED}"
+            " datasets. Prime the source, or give it the TokenEstimation it was saved with."
+        )
+    return ratios
 
 
 class LaneStates:
@@ -143,6 +188,16 @@ class LaneStates:
         ):
             return known
         return self._eras.resume(chunk_index, from_words(state.era), carry, drawn)
+
+    def check_fields(self, fields: list[Any]) -> None:
+        """Checks the settings that an encoded state belongs to, before anything is decoded.
+
+        Raises:
+          ValueError: Naming each thing that differs.
+        """
+        config = _words(fields, "config")
+        if config.size == self._config.size:
+            self.check_config(config, _ratio_words(fields))
 
     def check_config(self, config: np.ndarray, ratios: np.ndarray) -> None:
         """Checks the digests (c,) and the ratios (n, 2) of a state.

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax.source import ChunkSpan, WorkSource
+from zephon_jax.contract import ChunkSpan
+from zephon_jax.source import WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 
 __all__ = ["ENDLESS", "check_even", "lane_lengths", "number_of_sample", "seek_sample"]

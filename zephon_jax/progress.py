@@ -10,13 +10,8 @@ from typing import Any, NamedTuple
 import fsspec
 
 from zephon_jax._xp import as_int
-from zephon_jax.source import (
-    WorkSource,
-    decode_state,
-    encode_state,
-    lane_of,
-    state_from_dict,
-)
+from zephon_jax.contract import lane_of
+from zephon_jax.source import WorkSource, decode_state, encode_state, state_from_dict
 from zephon_jax.state import MixtureState, from_words
 
 __all__ = ["FINISHED", "LaneProgress", "load_states", "places_in", "progress_of"]

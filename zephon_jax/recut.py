@@ -14,11 +14,12 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
+from zephon_jax.contract import ChunkSpan
 from zephon_jax.elastic import ElasticIterator, ElasticIterDataset
 from zephon_jax.elastic_iterator import revive
 from zephon_jax.lane_rows import LaneRows
 from zephon_jax.relane import relane
-from zephon_jax.source import ChunkSpan, WorkSource, state_from_dict
+from zephon_jax.source import WorkSource, state_from_dict
 from zephon_jax.state import from_words
 
 __all__ = ["Recut", "RecutSource", "StoppedSource", "boundary_of", "recut"]

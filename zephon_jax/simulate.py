@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._xp import as_int
+from zephon_jax.contract import check_lane
 from zephon_jax.run_rows import Stretch, stretches
 from zephon_jax.shard_reads import ShardReads, shard_reads
 from zephon_jax.simulate_words import warnings_of
 from zephon_jax.simulation import Simulation
-from zephon_jax.source import WorkSource, check_lane, check_source
+from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 
 __all__ = ["simulate"]

@@ -8,46 +8,27 @@ from __future__ import annotations
 
 import abc
 import base64
-import functools
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.codec import decode_fields, encode_state, open_fields
+from zephon_jax.contract import ChunkSpan, check_lane, checked_init, checked_next, lane_of
 from zephon_jax.places import Place, check_sample_id, search
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 
 __all__ = [
-    "ChunkSpan",
     "LaneShell",
     "WorkSource",
-    "check_lane",
     "check_source",
     "decode_state",
-    "lane_of",
     "restore",
     "state_from_dict",
     "state_to_dict",
 ]
-
-
-def check_lane(lane: Any, num_lanes: Any) -> tuple[int, int]:
-    """Returns a lane and the number of lanes as ints.
-
-    Raises:
-      TypeError: If one is not an integer.
-      ValueError: If there is not at least one lane, or the lane is not among them.
-    """
-    num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
-    lane = as_int(lane, "lane")
-    if not 0 <= lane < num_lanes:
-        raise ValueError(
-            f"lane must be in [0, num_lanes); got lane = {lane} and num_lanes = {num_lanes}."
-        )
-    return lane, num_lanes
 
 
 def check_source(source: Any) -> None:
@@ -58,49 +39,6 @@ def check_source(source: Any) -> None:
     """
     if not isinstance(source, WorkSource):
         raise TypeError(f"source must be a zx.WorkSource; got {source!r}.")
-
-
-def lane_of(state: Any) -> tuple[int, int]:
-    """The lane and the number of lanes that a state belongs to."""
-    try:
-        return int(state.lane), int(state.num_lanes)
-    except AttributeError:
-        raise TypeError(
-            "a source's states must have the fields 'lane' and 'num_lanes'; got"
-            f" {type(state).__name__}."
-        ) from None
-
-
-def _checked_init(init: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(init)
-    def checked(self: WorkSource, lane: int = 0, num_lanes: int = 1) -> Any:
-        return init(self, *check_lane(lane, num_lanes))
-
-    return checked
-
-
-def _checked_next(next_chunk: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(next_chunk)
-    def checked(self: WorkSource, state: Any) -> tuple[WorkChunk | None, Any]:
-        drawn = next_chunk(self, state)
-        if not isinstance(drawn, tuple) or len(drawn) != 2:
-            raise TypeError(
-                f"{type(self).__name__}.next_chunk must return a chunk and a state; got {drawn!r}."
-            )
-        chunk, after = drawn
-        if chunk is not None:
-            self.check_chunk(chunk)
-        return chunk, after
-
-    return checked
-
-
-class ChunkSpan(NamedTuple):
-    """Chunks of one size in a row, of which the last may be short."""
-
-    first_chunk: int
-    num_chunks: int | None  # None where they never end
-    num_samples: int | None  # None where they never end
 
 
 class WorkSource(abc.ABC):
@@ -137,9 +75,9 @@ class WorkSource(abc.ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "init" in vars(cls):
-            cls.init = _checked_init(vars(cls)["init"])
+            cls.init = checked_init(vars(cls)["init"])
         if "next_chunk" in vars(cls):
-            cls.next_chunk = _checked_next(vars(cls)["next_chunk"])
+            cls.next_chunk = checked_next(vars(cls)["next_chunk"])
 
     #: The seed that decides the order, None where there is none or only the chunks know it.
     seed: int | None = None

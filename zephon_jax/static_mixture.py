@@ -12,6 +12,7 @@ import numpy as np
 from zephon_jax import lanes
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
+from zephon_jax.contract import ChunkSpan, check_lane, lane_of
 from zephon_jax.eras import MAX_SAMPLES, Eras
 from zephon_jax.knobs import (
     Knobs,
@@ -19,33 +20,19 @@ from zephon_jax.knobs import (
     config_digests,
     make_knobs,
 )
-from zephon_jax.lane_states import differences
+from zephon_jax.lane_states import ratios_of_fields
 from zephon_jax.locate import locate
 from zephon_jax.mixture_run import MixtureRun
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, check_read_config
-from zephon_jax.source import ChunkSpan, WorkSource, check_lane, lane_of
-from zephon_jax.state import MAX_LISTED, MixtureState, from_words
+from zephon_jax.source import WorkSource
+from zephon_jax.state import MixtureState
 from zephon_jax.token_ratios import TokenEstimation
 
 __all__ = ["StaticMixtureWorkSource"]
 
 # Attributes that follow from the arguments.
 _BUILT = ("_datasets", "_settings", "_knobs", "_counts", "_by_id", "_ids", "_run")
-
-
-def _words(fields: list[Any], name: str) -> np.ndarray:
-    """An encoded field of 32-bit words, uint32 (n,); empty where it is none."""
-    place = MixtureState._fields.index(name)
-    raw = fields[place] if place < len(fields) else b""
-    whole = isinstance(raw, bytes) and len(raw) % 4 == 0
-    return np.frombuffer(raw if whole else b"", dtype="<u4")
-
-
-def _ratio_words(fields: list[Any]) -> np.ndarray:
-    """The encoded ratios of a state, uint32 (n, 2); none where half of one is missing."""
-    words = _words(fields, "ratios")
-    return words[: 0 if words.size % 2 else None].reshape(-1, 2)
 
 
 class StaticMixtureWorkSource(WorkSource):
@@ -210,21 +197,7 @@ class StaticMixtureWorkSource(WorkSource):
         estimation = self.token_estimation
         assert estimation is not None
         mine = config_digests(self._knobs, self._counts, [])
-        config, words = _words(fields, "config"), _ratio_words(fields)
-        if config.size == mine.size:
-            differs = [thing for thing in differences(mine, config) if thing != "token_estimation"]
-            if differs:
-                raise ValueError(
-                    f"the state belongs to a source with other {', '.join(differs)}. Restore it"
-                    " with the settings and data it was saved with, or start anew."
-                )
-        ratios = from_words(words).tolist()
-        if len(ratios) != len(self._knobs.names) or min(ratios, default=0) < 1:
-            raise ValueError(
-                "the state holds no token ratios for these datasets: it was saved without"
-                f" token_estimation, with shard totals, or by a source of more than {MAX_LISTED}"
-                " datasets. Prime the source, or give it the TokenEstimation it was saved with."
-            )
+        ratios = ratios_of_fields(fields, mine, len(self._knobs.names))
         measured = estimation.with_ratios(dict(zip(self._knobs.names, ratios, strict=True)))
         return self.replace(token_estimation=measured)
 
@@ -349,9 +322,7 @@ class StaticMixtureWorkSource(WorkSource):
         Raises:
           ValueError: Naming each thing that differs.
         """
-        config = _words(fields, "config")
-        if config.size == self.run.config.size:
-            self.run.states.check_config(config, _ratio_words(fields))
+        self.run.states.check_fields(fields)
 
     # Chunks
 
