@@ -141,7 +141,7 @@ def run_padded(plan):
     expected = expected_of(plan, "filter padded")
     sharding = meshes()["data"]
     iterator = iter(elastic(*PIPELINES["filter"], sharding, pad=True))
-    got = [zx.to_global(batch, sharding) for batch in zx.in_step(iterator)]
+    got = list(zx.GlobalBatches(iterator, sharding, in_step=True))
     assert len(got) == len(expected), (len(got), len(expected))
     for one, other in zip(got, expected, strict=True):
         check_placed(one, other)
@@ -216,7 +216,7 @@ def run_workers(plan):
     kind = "concat then split"
     expected = expected_of(plan, kind)
     iterator = iter(elastic(*PIPELINES[kind], sharding, num_workers=2))
-    got = [zx.to_global(batch, sharding) for batch in zx.in_step(iterator)]
+    got = list(zx.GlobalBatches(iterator, sharding, in_step=True, ahead=2))
     iterator.close()
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):

@@ -49,6 +49,24 @@ def test_the_state_is_of_the_last_batch_handed_out(sharding, ahead):
     assert_same(list(batches), expected[4:])
 
 
+@pytest.mark.parametrize("pad", [False, True])
+def test_filtered_lanes_end_together(sharding, pad):
+    """Ahead of need and in step: the batches of `in_step`, from the start and from any place."""
+    odd = lambda lane: rows(lane).filter(lambda e: int(e["x"]) % 3)  # noqa: E731
+    [dataset] = hosts(readable(), 4, odd, 1, lengths="unknown", pad=pad)
+    expected = list(zx.in_step(iter(dataset)))
+    batches = zx.GlobalBatches(iter(dataset), sharding, ahead=2, in_step=True)
+    states, got = [batches.get_state()], []
+    for batch in batches:
+        got.append(batch)
+        states.append(batches.get_state())
+    assert_same(got, expected)
+    assert next(batches, None) is None
+    for step in (0, 3, len(expected) - 1, len(expected)):
+        batches.set_state(json.loads(json.dumps(states[step])))
+        assert_same(list(batches), expected[step:])
+
+
 def test_batches_before_an_error_are_handed_out(sharding):
     def fragile(e):
         if e["data"] == 1042:

@@ -105,6 +105,7 @@ class GlobalBatches:
       sharding: As for `to_global`.
       ahead: Batches that are under way to the devices while one is in use; 1 is double buffering.
       host_only: As for `to_global`.
+      in_step: Where lengths="unknown": all hosts agree before each step, as with `zx.in_step`.
 
     Example:
       >>> import jax, zephon_jax as zx
@@ -126,8 +127,9 @@ class GlobalBatches:
         *,
         ahead: int = 1,
         host_only: Sequence[str] = _HOST_ONLY,
+        in_step: bool = False,
     ):
-        self.iterator, self._sharding = iterator, sharding
+        self.iterator, self._sharding, self._in_step = iterator, sharding, bool(in_step)
         self._ahead, self._host_only = max(0, int(ahead)), tuple(host_only)
         self._forget()
 
@@ -141,6 +143,10 @@ class GlobalBatches:
         self._local: Any = None  # this host's next part, where it is not placed yet
         self._place = self.iterator.place
         self._ended: Exception | None = None
+        self._steps = self._from_here()
+
+    def _from_here(self) -> Iterator[Any]:
+        return in_step(self.iterator) if self._in_step else self.iterator
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -152,6 +158,7 @@ class GlobalBatches:
             ended = self._ended
             if not isinstance(ended, StopIteration):
                 self._ended = None  # the next call tries again
+                self._steps = self._from_here()  # a generator that raised has ended
             raise ended
         batch, self._place = self._ready.popleft()
         self._fill(self._ahead)
@@ -161,7 +168,7 @@ class GlobalBatches:
         while len(self._ready) < wanted and self._ended is None:
             try:
                 if self._local is None:
-                    self._local = next(self.iterator)
+                    self._local = next(self._steps)
                 batch = to_global(self._local, self._sharding, host_only=self._host_only)
             except Exception as error:
                 self._ended = error
