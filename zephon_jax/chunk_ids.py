@@ -19,7 +19,8 @@ from zephon_jax.eras import Position
 
 __all__ = ["ChunkIds", "samples_of_chunk"]
 
-_TOGETHER = 1 << 16  # samples found at once
+_TOGETHER = 1 << 16  # samples found at once,
+_TOGETHER_APART = 1 << 18  # where other lanes' chunks lie between: each time needs other tables
 _QUOTAS = 1 << 15  # quotas worked out together: they too cost something, by the component
 _MOST_CHUNKS = 64  # chunks found at once
 _MAX_KEPT = 1 << 20  # samples found ahead, 24 bytes each, of all lanes of a process
@@ -83,7 +84,7 @@ class ChunkIds:
             return found.ids
         num = min(
             _MOST_CHUNKS,
-            _TOGETHER // self._chunk_size,
+            (_TOGETHER if lane[1] == 1 else _TOGETHER_APART) // self._chunk_size,
             _MAX_KEPT // (num_lanes * self._chunk_size),
             _QUOTAS // quotas.size,
         )

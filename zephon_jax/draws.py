@@ -105,10 +105,10 @@ class _Plan:
         self.start = np.append(start, end)
         self.used, self.grids, self.buckets = 0, None, None
 
-    def prepare(self, draws: Draws) -> Grids | None:
-        """Makes what pays after some questions; returns the permutations within all runs."""
+    def prepare(self, draws: Draws, asked: int) -> Grids | None:
+        """Makes what pays by now for so many places; returns the permutations within all runs."""
         self.used += 1
-        if self.used <= 1 or not 0 < self.count.size <= _MAX_ROWS:
+        if not 0 < self.count.size <= min(_MAX_ROWS, self.used * asked):
             return self.grids
         if self.buckets is None:
             self._make_buckets()
@@ -118,8 +118,7 @@ class _Plan:
 
     def _make_buckets(self) -> None:
         """Counts how many runs begin before each of many stretches of equal length."""
-        num = self.count.size
-        shift = max(0, (int(self.start[-1]) // (_BUCKETS * num)).bit_length())
+        shift = max(0, (int(self.start[-1]) // (_BUCKETS * self.count.size)).bit_length())
         begun = np.bincount(self.start[1:] >> shift, minlength=1)
         self.shift, self.steps = shift, int(begun.max())
         # In one assignment, for other threads: the last thing that `find` looks at.
@@ -228,10 +227,9 @@ class Draws:
         size = np.minimum(self._block[dataset], total[at] - start)
         tiles = _Tiles(dataset, passes, number, start, size)
         row = np.cumsum(new) - 1
-        place = position - start[row]
-        if self._table_rows(tiles) <= _MAX_TABLE + 4 * draw.size:
-            return self._locate(tiles, _Places(row, place))
-        return self._locate_far(tiles, _Places(row, place))
+        places = _Places(row, position - start[row])
+        near = self._table_rows(tiles) <= _MAX_TABLE + 4 * draw.size
+        return self._locate(tiles, places) if near else self._locate_far(tiles, places)
 
     def _spans(self, tiles: _Tiles) -> tuple[np.ndarray, np.ndarray]:
         """First and last pass whose tables the tiles need, by dataset: int64 (k,) each."""
@@ -306,7 +304,7 @@ class Draws:
     def _in_runs(self, tiles: _Tiles, row: np.ndarray, place: np.ndarray) -> _Runs:
         """Finds the runs that hold the places."""
         plan = self._plan_of(tiles)
-        grids = plan.prepare(self)
+        grids = plan.prepare(self, place.size)
         passes = np.where(self._by_pass[tiles.dataset], tiles.passes, 0)
         before = (passes - plan.first[tiles.dataset]) * self._total[tiles.dataset] + tiles.first
         position = place + (before + plan.base[tiles.dataset]).take(row)
@@ -373,8 +371,7 @@ class Draws:
         wanted = [(self.cursors[d], int(first[d]), int(last[d])) for d in places.tolist()]
         tables = {} if plan is None else dict(plan.tables)
         tables.update(zip(places.tolist(), make_tables(wanted), strict=True))
-        plan = _Plan(self.cursors, tables)
-        self._plan = plan
+        self._plan = plan = _Plan(self.cursors, tables)
         return plan
 
 
