@@ -9,10 +9,11 @@ import threading
 import time
 
 import pytest
-from filelock import FileLock
 
 from zephon_jax import cache as cache_module
+from zephon_jax import cache_count
 from zephon_jax.cache import Entry, ShardCache
+from zephon_jax.file_lock import locked
 
 
 def entry(name, size=10, exact=True, log=None):
@@ -223,7 +224,7 @@ def test_maker_that_has_stopped_is_not_waited_for(tmp_path, monkeypatch):
     cache = ShardCache(tmp_path, 1000)
     with cache._only_maker("a"), pytest.raises(TimeoutError, match=r"locks/a.*End that process"):
         cache.acquire(entry("a"))
-    with FileLock(str(tmp_path / "lock")), pytest.raises(TimeoutError, match="lock"):
+    with locked(str(tmp_path / "lock"), 0), pytest.raises(TimeoutError, match="lock"):
         cache.acquire(entry("a"))
     with cache.acquire(entry("a")) as lease:
         assert os.path.exists(lease.path)
@@ -255,3 +256,231 @@ def test_folder_that_is_taken_away(tmp_path):
         with cache.acquire(entry("a")) as lease:
             assert os.path.exists(lease.path)
         shutil.rmtree(tmp_path / "cache")
+
+
+def counted_listings(cache, monkeypatch):
+    """Files in each listing of the cache from now on."""
+    found, listed = [], cache._list
+
+    def count():
+        copies = listed()
+        found.append(len(copies))
+        return copies
+
+    monkeypatch.setattr(cache, "_list", count)
+    return found
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_listings_grow_with_the_number_of_copies_not_its_square(tmp_path, monkeypatch, exact):
+    """Both while there is room and when each copy needs another one's."""
+    size, room = 64, 320
+    cache = ShardCache(tmp_path, size * room)
+    found = counted_listings(cache, monkeypatch)
+    for number in range(room):
+        use(cache, f"{number}", size=size, exact=exact)
+    assert sum(found) <= 2 * room
+    assert len(held(cache)) == room
+    found.clear()
+    for number in range(room, 2 * room):
+        use(cache, f"{number}", size=size, exact=exact)
+    assert len(found) <= room // 4
+    assert size * room * 63 // 64 <= cache.num_bytes() <= size * room
+
+
+def test_what_is_planned_is_not_dropped_for_room_to_spare(tmp_path):
+    cache = ShardCache(tmp_path, 2560)
+    for number in range(256):
+        use(cache, f"{number}")
+    cache.plan(0, [f"{number}" for number in range(254)])
+    use(cache, "new")
+    assert len(held(cache)) == 255  # Only those that nobody has planned.
+    cache.plan(0, [])
+
+
+def test_locks_do_not_pile_up(tmp_path):
+    cache = ShardCache(tmp_path, 100)
+    for number in range(30):
+        use(cache, f"{number}")
+    assert os.listdir(tmp_path / "locks") == []
+
+
+@pytest.mark.parametrize("count", [b"", b"0", b"\xff" * 99, b"00000000 [[], 0, [], 99]", None])
+def test_count_that_is_garbage_makes_for_a_listing(tmp_path, count):
+    cache = ShardCache(tmp_path, 50)
+    for name in "abcde":
+        use(cache, name)
+    if count is None:
+        os.unlink(tmp_path / "held")
+    else:
+        (tmp_path / "held").write_bytes(count)
+    use(cache, "f")
+    assert cache.num_bytes() == 50
+
+
+def test_count_of_another_time_or_folder_does_not_count(tmp_path, monkeypatch):
+    boot = tmp_path / "boot_id"
+    boot.write_text("before\n")
+    monkeypatch.setattr(cache_count, "_BOOT_ID", str(boot))
+    cache = ShardCache(tmp_path / "a", 50)
+    use(cache, "a")
+    early = (tmp_path / "a" / "held").read_bytes()
+    for name in "bcde":
+        use(cache, name)
+    late = (tmp_path / "a" / "held").read_bytes()
+    (tmp_path / "a" / "held").write_bytes(early)  # Its last writes were lost with the power.
+    boot.write_text("after\n")
+    use(cache, "f")
+    assert cache.num_bytes() == 50
+    boot.write_text("before\n")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    (tmp_path / "b" / "held").write_bytes(early)
+    copied = ShardCache(tmp_path / "b", 50)
+    use(copied, "g")
+    assert copied.num_bytes() == 50
+    assert late != early
+    boot.unlink()
+    for name in "hijk":  # Where nothing tells the time, each copy takes a listing.
+        use(copied, name)
+        assert copied.num_bytes() == 50
+
+
+def test_files_that_are_removed_by_hand(tmp_path, monkeypatch):
+    cache = ShardCache(tmp_path, 50)
+    for name in "abcde":
+        use(cache, name)
+    for name in "abcd":
+        os.unlink(tmp_path / "copies" / name)
+    found = counted_listings(cache, monkeypatch)
+    for name in "fghi":
+        use(cache, name)
+    assert sorted(os.listdir(tmp_path / "copies")) == list("efghi")
+    assert found == [1]  # The count was too high once.
+
+
+def test_files_that_are_put_in_by_hand_are_noticed_in_time(tmp_path):
+    cache = ShardCache(tmp_path, 5000)
+    use(cache, "a")
+    for number in range(100):
+        (tmp_path / "copies" / f"stranger{number}").write_bytes(b"x" * 50)
+    for number in range(64):
+        use(cache, f"{number}")
+    assert cache.num_bytes() <= 5000
+
+
+def test_copy_that_outgrows_its_room_counts_in_full(tmp_path):
+    """While it is made, and once it is there."""
+    cache, begun, end = ShardCache(tmp_path, 100), threading.Event(), threading.Event()
+
+    def make(target):
+        with open(target, "r+b") as file:
+            file.write(b"x" * 75)
+        begun.set()
+        assert end.wait(20)
+
+    maker = threading.Thread(target=lambda: cache.acquire(Entry("big", 5, False, make)).close())
+    for name in "abc":
+        use(cache, name)
+    maker.start()
+    assert begun.wait(20)
+    use(cache, "d")
+    assert cache.num_bytes() <= 100
+    use(cache, "e")
+    assert held(cache).count("big.part") == 1
+    end.set()
+    maker.join()
+    assert "big" in held(cache)
+    use(cache, "f")
+    assert cache.num_bytes() <= 100
+
+
+def _die_while_it_makes(folder, name, size, reserved):
+    def make(target):
+        with open(target, "r+b") as file:
+            file.write(b"x" * size)
+            file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    ShardCache(folder, 100).acquire(Entry(name, reserved, False, make))
+
+
+def test_part_of_a_dead_process_counts_in_full(tmp_path):
+    cache = ShardCache(tmp_path, 100)
+    use(cache, "a")
+    arguments = (tmp_path, "dead", 75, 5)
+    process = multiprocessing.get_context("spawn").Process(
+        target=_die_while_it_makes, args=arguments
+    )
+    process.start()
+    process.join(30)
+    assert process.exitcode == -signal.SIGKILL
+    assert cache.num_bytes() == 85
+    use(cache, "b")
+    assert held(cache) == ["a", "b", "dead.part"]
+    use(cache, "c")
+    assert cache.num_bytes() <= 100
+
+
+def _use_many(folder, seed, num_steps, budget):
+    cache = ShardCache(folder, budget)
+    for step in range(num_steps):
+        number = (step * (2 * seed + 1) + seed) % 40
+        with cache.acquire(entry(f"{number}", size=10 + number, exact=number % 2 > 0)) as lease:
+            assert os.path.getsize(lease.path) == 10 + number
+
+
+def _is_bound(cache):
+    """True if the count, if there is one, is no less than what is held."""
+    with cache._locked():
+        if cache._count._read() is None:
+            return True
+        making = {f"{name}.part" for name in cache._count.making()}
+        settled = sum(size for name, size, _ in cache._list() if name not in making)
+        return cache._count._read().settled >= settled
+
+
+@pytest.mark.parametrize("num_kills", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_count_is_never_too_low_whatever_is_killed(tmp_path, num_kills):
+    context, budget = multiprocessing.get_context("spawn"), 400
+    cache = ShardCache(tmp_path, budget)
+    most = 0
+    for kill in range(num_kills // 2):
+        workers = [
+            context.Process(target=_use_many, args=(tmp_path, seed, 100_000, budget))
+            for seed in range(2)
+        ]
+        for worker in workers:
+            worker.start()
+        time.sleep(0.8)
+        for worker in workers:
+            for _ in range(20):
+                assert _is_bound(cache)
+            time.sleep(0.013 * (kill % 7))
+            os.kill(worker.pid, signal.SIGKILL)
+            worker.join()
+        assert _is_bound(cache)
+        most = max(most, cache.num_bytes())
+        use(cache, f"after {kill}")
+        assert cache.num_bytes() <= budget
+    assert most <= budget + 2 * 50  # What a killed process needed at once.
+
+
+def test_lock_file_that_its_holder_removes(tmp_path):
+    """However many wait for it, one holds it at a time, and none is left."""
+    path, inside, most = str(tmp_path / "lock"), [], []
+
+    def work():
+        for _ in range(200):
+            with locked(path, 20, discard=True):
+                inside.append(1)
+                most.append(len(inside))
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(most) == 1200
+    assert set(most) == {1}
+    assert os.listdir(tmp_path) == []

@@ -3,7 +3,8 @@
 Copies are made under a lock for each, appear by renaming, and are resumed after a crash. What is
 being read is held by a shared lock on the file, which the system lets go when a process dies.
 When room is needed, the copy whose next use is farthest away goes first, by the plans that
-readers have made known; copies that nobody has planned go before, oldest use first.
+readers have made known; copies that nobody has planned go before, oldest use first. What is held
+is counted in a file, and listed where that count does not tell that there is room.
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
-import threading
 import time
-import uuid
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from filelock import FileLock, Timeout
+from zephon_jax.cache_count import PART, HeldCount
+from zephon_jax.cache_plans import Plans
+from zephon_jax.file_lock import locked
 
 __all__ = ["FULL_DISK", "Entry", "Lease", "ShardCache", "default_folder"]
 
-_PART = ".part"
 # What the system says of a full disk.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 # A copy that grows by nothing for twice this long is not being made any more.
 _STUCK_SECONDS = 60.0
 _LONGEST_SECONDS = 3600.0
+# Where copies have to go, this share of the budget goes with them if nobody has planned it, so
+# that not each of many small copies takes a listing.
+_SPARE_SHARE = 64
 _FULL_PAUSES = (0.0, 0.1, 0.2, 0.4)  # seconds
 
 
@@ -88,7 +90,8 @@ class ShardCache:
         self.max_bytes = max_bytes
         self._copies = os.path.join(self.folder, "copies")
         self._locks = os.path.join(self.folder, "locks")
-        self._plans = _Plans(os.path.join(self.folder, "plans"))
+        self._plans = Plans(os.path.join(self.folder, "plans"))
+        self._count = HeldCount(os.path.join(self.folder, "held"), self._copies)
         self._make_folders()
 
     def _make_folders(self) -> None:
@@ -121,10 +124,7 @@ class ShardCache:
                     return lease
                 if not self._make_room(entry, ahead):
                     return None
-                lease = self._make(entry, ahead)
-            if lease is not None and not entry.exact:
-                # It may have come out larger than the room that was made for it.
-                self._make_fit(entry.name)
+                return self._make(entry, ahead)
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
@@ -133,27 +133,32 @@ class ShardCache:
                 f"the disk of the cache folder {self.folder} is full. Free some space, or set "
                 "ZEPHON_JAX_CACHE to a folder on another disk",
             ) from error
-        return lease
 
     @contextlib.contextmanager
     def _only_maker(self, name: str) -> Iterator[None]:
         """Waits while another thread or process makes a copy, as long as it gets on with it."""
-        lock, start, before = FileLock(os.path.join(self._locks, name)), time.monotonic(), None
-        while not lock.is_locked:
-            try:
-                lock.acquire(timeout=_STUCK_SECONDS)
-            except Timeout:
-                now = self._newest()
-                if now == before or time.monotonic() - start > _LONGEST_SECONDS:
-                    raise TimeoutError(
-                        f"the lock {lock.lock_file} is held by a process that has stopped making "
-                        f"its copy. End that process, or name another folder with ZEPHON_JAX_CACHE"
-                    ) from None
-                before = now
-        try:
+        path, start, before = self._lock_of(name), time.monotonic(), None
+        with contextlib.ExitStack() as stack:
+            while True:
+                try:
+                    stack.enter_context(locked(path, _STUCK_SECONDS, discard=True))
+                    break
+                except TimeoutError:
+                    now = self._newest()
+                    if now == before or time.monotonic() - start > _LONGEST_SECONDS:
+                        raise TimeoutError(
+                            f"the lock {path} is held by a process that has stopped making its "
+                            "copy. End that process, or name another folder with ZEPHON_JAX_CACHE"
+                        ) from None
+                    before = now
             yield
-        finally:
-            lock.release()
+
+    def _lock_of(self, name: str) -> str:
+        return os.path.join(self._locks, name)
+
+    def _locked(self) -> contextlib.AbstractContextManager[None]:
+        """Holds the lock of the folder: room is taken, and copies appear and go, under it."""
+        return locked(os.path.join(self.folder, "lock"), _STUCK_SECONDS)
 
     def _newest(self) -> float:
         """When anything in the cache was last written."""
@@ -187,18 +192,32 @@ class ShardCache:
         return Lease(path, fd)
 
     def _make(self, entry: Entry, ahead: bool) -> Lease | None:
-        part = os.path.join(self._copies, entry.name + _PART)
+        part = os.path.join(self._copies, entry.name + PART)
         if not self._fill(entry, part, ahead):
             return None
         if entry.exact and os.path.getsize(part) != entry.size:
             os.unlink(part)
             raise ValueError(f"the copy has not the {entry.size} bytes it should have")
         fd = os.open(part, os.O_RDONLY)
-        fcntl.flock(fd, fcntl.LOCK_SH)  # In use from its first moment.
+        try:
+            os.fsync(fd)  # A power loss must not leave a whole name with nothing behind it.
+            fcntl.flock(fd, fcntl.LOCK_SH)  # In use from its first moment.
+            self._settle(entry, os.fstat(fd).st_size)
+        except BaseException:
+            os.close(fd)
+            raise
+        return Lease(os.path.join(self._copies, entry.name), fd)
+
+    def _settle(self, entry: Entry, size: int) -> None:
+        """Gives a copy that is made its name."""
         path = os.path.join(self._copies, entry.name)
-        os.replace(part, path)
-        _unlink(part + ".done")
-        return Lease(path, fd)
+        with self._locked():
+            self._count.settle(entry.name, size)
+            os.replace(path + PART, path)
+            _unlink(path + PART + ".done")
+            # It may have come out larger than the room that was made for it.
+            if not entry.exact and not self._count.fits(self.max_bytes):
+                self._drop_until(self.max_bytes - size, keep=entry.name)
 
     def _fill(self, entry: Entry, part: str, ahead: bool) -> bool:
         """Makes a copy; on a full disk, drops all that can go for one that is needed now.
@@ -217,23 +236,20 @@ class ShardCache:
                 _unlink(part)
                 _unlink(part + ".done")
                 return False
-            with FileLock(os.path.join(self.folder, "lock"), timeout=_STUCK_SECONDS):
+            with self._locked():
                 self._drop_until(0, keep=entry.name)
             time.sleep(pause or 0)
         return False
 
-    def _make_fit(self, name: str) -> None:
-        with FileLock(os.path.join(self.folder, "lock"), timeout=_STUCK_SECONDS):
-            size = sum(size for found, size, _ in self._list() if found == name)
-            self._drop_until(self.max_bytes - size, keep=name)
-
     def _make_room(self, entry: Entry, ahead: bool) -> bool:
-        part = os.path.join(self._copies, entry.name + _PART)
-        with FileLock(os.path.join(self.folder, "lock"), timeout=_STUCK_SECONDS):
+        part = os.path.join(self._copies, entry.name + PART)
+        with self._locked():
             room = self.max_bytes - entry.size
-            fits = self._drop_until(room, keep=entry.name, only_later=ahead)
-            if not fits and ahead:
-                return False
+            if not self._count.fits(room, without=entry.name):
+                fits = self._drop_until(room, keep=entry.name, only_later=ahead)
+                if not fits and ahead:
+                    return False
+            self._count.begin(entry.name)
             if not os.path.exists(part) or os.path.getsize(part) != entry.size:
                 _unlink(part + ".done")
                 with open(part, "wb") as file:
@@ -246,28 +262,51 @@ class ShardCache:
         With `only_later`, only those whose next use comes after that of `keep` may go.
         """
         copies = sorted(self._list(), key=lambda copy: copy[2])  # Oldest use first.
-        copies = [copy for copy in copies if copy[0].removesuffix(_PART) != keep]
-        held = sum(size for _, size, _ in copies)
-        if held <= max_bytes:
-            return True
+        making = self._being_made([name for name, _, _ in copies])
+        others = {name: size for name, size, _ in copies if name.removesuffix(PART) != keep}
+        excess = sum(others.values()) - max_bytes
+        dropped = self._drop_some(others, excess, keep, only_later) if excess > 0 else set()
+        growing = {name + PART for name in making}
+        left = [size for name, size, _ in copies if name not in dropped and name not in growing]
+        self._count.reset(left, making)
+        return excess <= sum(others[name] for name in dropped)
+
+    def _drop_some(
+        self, sizes: Mapping[str, int], excess: int, keep: str, only_later: bool
+    ) -> set[str]:
+        """Drops copies, given the one of oldest use first, and returns which."""
         ranks = self._plans.ranks()
         never = float("inf")
         limit = ranks.get(keep, never) if only_later else -1.0
-        by_use = [(ranks.get(name.removesuffix(_PART), never), name, n) for name, n, _ in copies]
-        for rank, name, size in sorted(by_use, key=lambda copy: -copy[0]):
-            if rank <= limit:
+        spare = self.max_bytes // _SPARE_SHARE
+        dropped = set()
+        by_use = [(ranks.get(name.removesuffix(PART), never), name) for name in sizes]
+        for rank, name in sorted(by_use, key=lambda copy: -copy[0]):
+            unwanted = rank == never and sizes[name] - excess < spare
+            if rank <= limit or (excess <= 0 and not unwanted):
                 break
             if self._drop(name):
-                held -= size
-                if held <= max_bytes:
-                    return True
-        return False
+                dropped.add(name)
+                excess -= sizes[name]
+        return dropped
+
+    def _being_made(self, held: Sequence[str]) -> list[str]:
+        """Names of the copies that a thread or process is making now."""
+        parts = {name.removesuffix(PART) for name in held if name.endswith(PART)}
+        making = []
+        for name in sorted(parts.union(self._count.making())):
+            try:
+                with locked(self._lock_of(name), timeout=0, discard=True):
+                    pass  # Its process is gone.
+            except TimeoutError:
+                making.append(name)
+        return making
 
     def _drop(self, name: str) -> bool:
         """Removes a copy or a part that nobody uses."""
         path = os.path.join(self._copies, name)
-        if name.endswith(_PART):
-            lock = FileLock(os.path.join(self._locks, name.removesuffix(_PART)), timeout=0)
+        if name.endswith(PART):
+            lock = locked(self._lock_of(name.removesuffix(PART)), timeout=0, discard=True)
             with contextlib.suppress(TimeoutError), lock:
                 _unlink(path)
                 _unlink(path + ".done")
@@ -296,76 +335,6 @@ class ShardCache:
                         status = entry.stat()
                         found.append((entry.name, status.st_size, status.st_mtime))
         return found
-
-
-class _Plans:
-    """Who will use what next, for all processes that share a cache.
-
-    Each process keeps one file with its names in order of use, and holds a lock on it for as
-    long as it lives.
-    """
-
-    def __init__(self, folder: str):
-        self._folder = folder
-        self._owners: dict[Hashable, list[str]] = {}
-        self._lock = threading.Lock()
-        self._fd, self._pid = -1, os.getpid()
-        self._path = ""
-
-    def set(self, owner: Hashable, names: Sequence[str]) -> None:
-        with self._lock:
-            self._owners.pop(owner, None)
-            if names:
-                self._owners[owner] = list(names)
-            merged = sorted(self._own_ranks().items(), key=lambda item: item[1])
-            with contextlib.suppress(OSError):  # Others do without where the disk is full.
-                self._publish(json.dumps(merged).encode())
-
-    def ranks(self) -> dict[str, float]:
-        """Steps until the next use of each planned copy, the least over all plans."""
-        with self._lock:
-            ranks = self._own_ranks()
-        for theirs in self._others():
-            for name, rank in theirs:
-                ranks[name] = min(rank, ranks.get(name, rank))
-        return ranks
-
-    def _own_ranks(self) -> dict[str, float]:
-        ranks: dict[str, float] = {}
-        for names in self._owners.values():
-            for rank, name in enumerate(names):
-                ranks[name] = min(rank, ranks.get(name, rank))
-        return ranks
-
-    def _publish(self, data: bytes) -> None:
-        if self._fd < 0:
-            os.makedirs(self._folder, exist_ok=True)
-            self._path = os.path.join(self._folder, f"{os.getpid()}-{uuid.uuid4().hex}")
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-        # A reader that sees half of it ignores it and drops something else.
-        os.pwrite(self._fd, data, 0)
-        os.ftruncate(self._fd, len(data))
-
-    def _others(self) -> Iterator[list[tuple[str, float]]]:
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._folder):
-                path = os.path.join(self._folder, name)
-                if path == self._path:
-                    continue
-                with contextlib.suppress(FileNotFoundError, ValueError), open(path, "rb") as file:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        yield json.loads(file.read())
-                    else:
-                        _unlink(path)  # Its process is gone.
-
-    def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            if os.getpid() == self._pid:  # A forked process has only a copy of it.
-                _unlink(self._path)
 
 
 def _unlink(path: str) -> None:

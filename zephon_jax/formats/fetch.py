@@ -103,6 +103,7 @@ def fetch_file(
             raise ValueError(_changed(file, f"it now ends at byte {start + len(data)}"))
         with open(target, "r+b", buffering=0) as out:
             _write_all(out.fileno(), data, start)
+            os.fsync(out.fileno())  # What is written down as done must outlast a power loss.
         with open(done_path, "ab", buffering=0) as out:
             out.write(part.to_bytes(4, "little"))  # Appends of 4 bytes are atomic.
 
