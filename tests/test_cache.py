@@ -1,6 +1,7 @@
 """The cache of local copies: budget, order of eviction, sharing and crashes."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import shutil
@@ -484,3 +485,20 @@ def test_lock_file_that_its_holder_removes(tmp_path):
     assert len(most) == 1200
     assert set(most) == {1}
     assert os.listdir(tmp_path) == []
+
+
+def test_lock_file_that_goes_between_opening_and_locking(tmp_path, monkeypatch):
+    path, flock = str(tmp_path / "lock"), fcntl.flock
+    first, second = locked(path, 0, discard=True), locked(path, 0)
+    first.__enter__()
+
+    def late(fd, operation):
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.__exit__(None, None, None)
+        second.__enter__()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(TimeoutError, match="held by another"), locked(path, 0):
+        pass
+    second.__exit__(None, None, None)
