@@ -523,7 +523,9 @@ def test_nothing_stays_nothing():
         assert permutation.invert(np.empty((0, 3), np.int64), size, key).shape == (0, 3)
 
 
-def test_many_permutations_at_once_are_the_same():
+@pytest.mark.parametrize("stretch", [7, 1 << 15])
+def test_many_permutations_at_once_are_the_same(stretch, monkeypatch):
+    monkeypatch.setattr(permutation, "_STRETCH", stretch)
     sizes = np.array([1, 5, 64, 65, 1000, 2**33 + 5])
     table = many_keys(len(sizes))
     rng = np.random.default_rng(0)

@@ -80,6 +80,11 @@ def test_many_chunks_at_once_equal_one_by_one(kind):
             chunks = np.concatenate([start + np.arange(150), rng.integers(0, 2**40, 20)])
             expected = [vt.step(n, vt.init_carry())[0].tolist() for n in chunks.tolist()]
             assert vt.quotas_of(chunks).tolist() == expected
+            # A few are remembered, and answer when they are asked for one by one.
+            vt = VirtualTime(weights, size, [UnitCost()] * k, base)
+            assert vt.quotas_of(chunks[-30:]).tolist() == expected[-30:]
+            again = [vt.step(n, vt.init_carry())[0].tolist() for n in chunks[-30:].tolist()]
+            assert again == expected[-30:]
 
 
 def test_far_draws_go_on_from_near_ones():

@@ -35,7 +35,7 @@ _PHASE_MASK = (1 << _PHASE_BITS) - 1
 _DUE_BITS = 58
 _KEPT = 128  # answers remembered, up to so many components in all:
 _KEPT_COMPONENTS = 1 << 16
-_FEW = 16  # up to here numbers of draws are taken one by one
+_FEW = 8  # up to here numbers of draws are taken one by one
 _LOOKS = 24  # moments that are tried for many numbers at once
 _MARGIN = 1e-5  # draws; floats of up to 2^30 are exact to 2^-22
 
@@ -159,6 +159,9 @@ class VirtualTime:
         if num_draws.size > _FEW and all(isinstance(c.cost, UnitCost) for c in self._components):
             found, sure = self._given_at_once(num_draws)
             drawn[:, self._active], todo = found, ~sure
+            if num_draws.size <= _KEPT // 2:  # a lane's next chunks, which will ask for them
+                for n in np.flatnonzero(sure).tolist():
+                    self._remember(int(num_draws[n]), drawn[n].copy())
         for n in np.flatnonzero(todo).tolist():
             drawn[n] = self.draws_after(int(num_draws[n]))
         return drawn
@@ -218,11 +221,14 @@ class VirtualTime:
             return known
         given = np.zeros(self._size, dtype=np.int64)
         given[self._active] = self._given(num_draws)
+        self._remember(num_draws, given)
+        return given
+
+    def _remember(self, num_draws: int, given: np.ndarray) -> None:
         given.setflags(write=False)
         self._known[num_draws] = given
         while len(self._known) > max(2, min(_KEPT, _KEPT_COMPONENTS // self._size)):
             self._known.popitem(last=False)
-        return given
 
     def _given(self, num_draws: int) -> list[int]:
         if len(self._components) == 1 or not num_draws:
