@@ -1,4 +1,4 @@
-"""How fast a schedule is made: chunks in reading order, beside Zephon's.
+"""How fast a schedule is made: chunks in reading order, beside Zephon's and MosaicML Streaming's.
 
 python benchmarks/schedule.py [--rounds 5] [--quick] [--json FILE]
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
+import tempfile
 
 import mixtures
 import numpy as np
@@ -105,12 +106,25 @@ def zephon(quick):
     return figures
 
 
+def streaming(quick):
+    """Seconds a chunk of an epoch, all of which is made before its first sample."""
+    from streaming.base.batching import generate_work
+    from streaming.base.world import World
+
+    size = mixtures.CHUNK_SIZE * (256 if quick else 1024)
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = mixtures.streamings(8, size, folder)
+        took = seconds(lambda: generate_work("random", dataset, World.detect(), 0, 0))
+    return {"8": took * mixtures.CHUNK_SIZE / size, "epoch": took}
+
+
 PEERS = {
     "compiled": compiled,
     "NumPy": numpy,
     "lattice": of_ours(zx.MixtureReadConfig(mode="lattice")),
     "scaling": scaling,
     "zephon": zephon,
+    "streaming": streaming,
 }
 
 
@@ -127,6 +141,10 @@ def main(argv: list[str] | None = None) -> None:
             table.add(f"{k} components, Zephon over {peer}", ratios, "x", least=goal)
     for k in COMPONENTS:
         table.add(f"{k} components, Zephon", found.of("zephon", str(k), 1e3), "ms/chunk")
+    table.add("8 components, Streaming", found.of("streaming", "8", 1e3), "ms/chunk")
+    ratios = found.ratios("streaming", "NumPy", "8")
+    table.add("8 components, Streaming over NumPy", ratios, "x")
+    table.add("8 components, Streaming's first sample", found.of("streaming", "epoch"), "s")
     for peer, goal in (("compiled", 0.2), ("NumPy", 3)):
         quotas = found.of(peer, "quotas", 1e6)
         table.add(f"quotas of 8 components, {peer}", quotas, "us/chunk", most=goal)
