@@ -149,7 +149,7 @@ def test_error_leaves_the_iterator_usable():
     iterator = iter(zx.LaneIterDataset(source))
     got = [next(iterator)["data"] for _ in range(10)]
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"'a', shard 0: record 11.*disk trouble"):
+        with pytest.raises(OSError, match=r"'a', shard 0: record 11.*disk trouble"):
             next(iterator)
     records.broken = False
     assert got + [e["data"] for e in iterator] == list(range(30))
