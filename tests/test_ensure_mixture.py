@@ -211,6 +211,7 @@ def expected_order(records, weights, size, replay):
 )
 @settings(max_examples=200)
 def test_order_is_the_rule_and_resumes_anywhere(parts, weights, size, replay, stamped, data):
+    replay = max(replay, 2) if size is None else replay
     records = []
     for n, (component, tokens) in enumerate(parts):
         later = {other for other, _ in parts[n:]}
@@ -466,17 +467,73 @@ def test_an_error_leaves_the_iterator_usable():
     assert [record["n"] for record in iterator] == list(range(7, 20))
 
 
+@pytest.mark.parametrize("size", [4, None])
+def test_an_error_while_records_are_read_again_is_no_loss(size):
+    """A parent that fails once, at each of the elements that a restore takes again."""
+
+    class Flaky(RecordsIterator):
+        fails_at = None
+
+        def __next__(self):
+            if self.place == self.fails_at:
+                self.fails_at = None
+                raise OSError("disk trouble")
+            return super().__next__()
+
+    class FlakyRecords(Records):
+        def __iter__(self):
+            return Flaky(self.records)
+
+    records = [{"component_id": c, "tokens": 1, "n": n} for n, c in enumerate([0, 0, 0, 1, 2] * 9)]
+    mixed = zx.EnsureMixture(
+        FlakyRecords(records), EVEN, component_ids=NAMES, max_buffer_size=size, max_replay=12,
+        warn_tolerance=10,
+    )  # fmt: skip
+    whole = [record["n"] for record in mixed]
+    for step in range(len(whole)):
+        iterator = iter(mixed)
+        for _ in range(step):
+            next(iterator)
+        state = json.loads(json.dumps(iterator.get_state()))
+        for n in range(state["num_elements"]):
+            again = iter(mixed)
+            again.set_state(state)
+            again._parents[0].fails_at = state["parent"]["place"] + n
+            with pytest.raises(OSError, match="disk trouble"):
+                next(again)
+            assert again.get_state() == state
+            assert [record["n"] for record in again] == whole[step:]
+
+
+def test_drops_are_told_once(caplog):
+    records = [{"component_id": 0, "tokens": 1}] * 100
+    dataset = grain.MapDataset.source(records).to_iter_dataset()
+    mixed = zx.EnsureMixture(
+        dataset, EVEN, component_ids=NAMES, max_buffer_size=None, max_replay=9, warn_tolerance=10
+    )
+    assert len(list(mixed)) == 1
+    assert [r.getMessage().count("'a' has more") for r in caplog.records] == [1]
+
+
 def test_states_of_others_are_refused():
     dataset = grain.MapDataset.source([{"component_id": 0, "tokens": 1}]).to_iter_dataset()
     iterator = iter(zx.EnsureMixture(dataset, EVEN, component_ids=NAMES))
     good = iterator.get_state()
     two = zx.EnsureMixture(dataset, {"a": 1, "b": 1}, component_ids={"a": 0, "b": 1})
+
+    def state_of(**other):
+        settings = {"target_mixture": EVEN, "component_ids": NAMES, **other}
+        return iter(zx.EnsureMixture(dataset, **settings)).get_state()
+
     for bad, text in (
         ({}, "not the state of EnsureMixture"),
         ({**good, "emitted": ["x", 0, 0]}, "not the state of EnsureMixture"),
         ({**good, "num_elements": 1 << 40}, "num_elements"),
         ({**good, "taken": ""}, "another max_replay"),
         (iter(two).get_state(), "of 2 components; this mixture has 3"),
+        (state_of(target_mixture={"a": 2, "b": 1, "c": 1}), "another target_mixture"),
+        (state_of(component_ids={"b": 0, "a": 1, "c": 2}), "other component_ids"),
+        (state_of(max_buffer_size=None), "another max_buffer_size"),
     ):
         with pytest.raises(ValueError, match=text):
             iterator.set_state(bad)

@@ -19,6 +19,7 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.balance import Balance, Weights
+from zephon_jax.keys import digest_words
 from zephon_jax.lane_transforms import EXHAUSTED
 from zephon_jax.weights import MixtureSpec, exact_weight, integer_weights
 
@@ -35,7 +36,10 @@ class EnsureMixture(grain.IterDataset):
     their order. Where that component has none in the buffer, more are taken from the parent. A
     buffer that is full gives out what it has: the mixture then drifts, and no record is lost. With
     `max_buffer_size=None` the mixture never drifts, and what is too much is lost: records that got
-    as old as `max_replay` elements, and those left when the component in turn has ended.
+    as old as `max_replay` elements, and those left when the component in turn has ended; the log
+    says so once. Rows of several components wait under the one that they have most of: behind a
+    packer, where a component may never be that one, use a bounded buffer. Do not shuffle between
+    `stamp_exhausted` and here: a component that is used up does not come back.
 
     Args:
       dataset: Records: dicts with `component_id`, or with one id for each token in
@@ -92,7 +96,18 @@ class EnsureMixture(grain.IterDataset):
         self.max_replay = as_int(max_replay, "max_replay", 1, 1 << 20)
         size = max_buffer_size
         self.max_buffer_size = None if size is None else as_int(size, "max_buffer_size", 1)
+        if size is None and self.max_replay == 1:
+            raise ValueError(
+                "max_buffer_size = None drops what is older than max_replay elements, and with"
+                " max_replay = 1 that is every record. Use 2 or more."
+            )
         self.tolerance = exact_weight(warn_tolerance, "warn_tolerance")
+
+        low, high = digest_words(
+            2, "EnsureMixture", *self.names, *map(str, self.index_of), *map(str, self.weights),
+            str(self.max_buffer_size), str(self.max_replay),
+        ).tolist()  # fmt: skip
+        self.digest = low | high << 32
 
     def __iter__(self) -> _Iterator:
         return _Iterator(self)
@@ -110,7 +125,7 @@ def _weights(target: Mapping[str, Any], names: tuple[str, ...]) -> list[int]:
         which = f"unknown components {unknown}" if unknown else f"no weight for {missing}"
         raise ValueError(
             f"target_mixture has {which}; components are {list(names)}. Name each, with 0 for"
-            " those that should not come out."
+            " those that are never in turn."
         )
     return integer_weights([spec[name] for name in names])[0]
 
@@ -142,7 +157,7 @@ class _Iterator(grain.DatasetIterator):
         self._first = self._taken = 0  # number of the oldest; a bit for each that is not held
         self._num_held = self._num_dropped = 0
         self._used_up = [False] * len(self._dataset.names)
-        self._ended = self._drifting = False
+        self._ended = self._drifting = self._told = False
         self._pending: dict[str, Any] | None = None
 
     def __next__(self) -> Any:
@@ -217,6 +232,14 @@ class _Iterator(grain.DatasetIterator):
         return record
 
     def _drop(self, entry: _Entry) -> None:
+        if not (self._ended or self._told):
+            _LOG.warning(
+                "records are dropped: %r has more than the mixture takes within max_replay = %s"
+                " elements. Where that should not be, raise it, give a max_buffer_size, or leave"
+                " out components that do not come.",
+                self._dataset.names[entry.component], self._dataset.max_replay,
+            )  # fmt: skip
+            self._told = True
         self._num_dropped += 1
         self._take(entry)
 
@@ -262,6 +285,7 @@ class _Iterator(grain.DatasetIterator):
             "largest": balance.largest,
             "drifting": int(self._drifting),
             "num_dropped": self._num_dropped,
+            "mixture": f"{self._dataset.digest:016x}",
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -287,6 +311,11 @@ class _Iterator(grain.DatasetIterator):
             raise ValueError(
                 f"the state was saved with another max_replay than {self._dataset.max_replay}."
             )
+        if state.get("mixture") != f"{self._dataset.digest:016x}":
+            raise ValueError(
+                "the state was saved with another target_mixture, other component_ids or another"
+                f" max_buffer_size than {self._dataset} has. Use those, or start anew."
+            )
         self._records.set_state(state["parent"])
         self._forget()
         self._balance.set(emitted, flags[0])
@@ -296,6 +325,13 @@ class _Iterator(grain.DatasetIterator):
 
     def _replay(self, state: dict[str, Any]) -> None:
         """Takes the same elements again, and holds those that were held."""
+        try:
+            self._take_again(state)
+        except Exception:
+            self.set_state(state)  # the next call starts the replay anew
+            raise
+
+    def _take_again(self, state: dict[str, Any]) -> None:
         taken = int.from_bytes(base64.b64decode(state["taken"]), "little")
         for index in range(state["num_elements"]):
             self._pull()

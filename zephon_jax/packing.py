@@ -105,6 +105,9 @@ class _Layout(NamedTuple):
     finish: Callable[[Features, int], Features]
 
 
+_MOST = (1 << 31) - 1
+
+
 def _document(document: Any, tokens: str, layout: _Layout) -> Features:
     """What is packed of a document. Component ids from 1, for Grain pads with 0."""
     if not isinstance(document, Mapping) or tokens not in document:
@@ -115,16 +118,26 @@ def _document(document: Any, tokens: str, layout: _Layout) -> Features:
         raise ValueError(
             f"{tokens!r} must be token ids, integers (n,); got {ids.dtype} {ids.shape}."
         )
+    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > _MOST):
+        raise ValueError(
+            f"{tokens!r} must be in [0, 2^31), for rows are int32; got {ids.min()} to {ids.max()}."
+        )
     if "component_ids" in document:
-        components = np.asarray(document["component_ids"], dtype=np.int32)
+        components = np.asarray(document["component_ids"])
     elif "component_id" in document:
-        components = np.full(len(ids), document["component_id"], dtype=np.int32)
+        components = np.full(len(ids), document["component_id"])
     else:
         raise ValueError(
             f"documents must keep 'component_id' (or 'component_ids'); got {sorted(document)}."
         )
     if components.shape != ids.shape:
         raise ValueError(f"'component_ids' must be {ids.shape}; got {components.shape}.")
+    whole = not components.size or components.dtype.kind in "iu"
+    if not whole or (
+        components.size and not 0 <= int(components.min()) <= components.max() < _MOST
+    ):
+        raise ValueError(f"component ids must be integers in [0, 2^31 - 1); got {components[:8]}.")
+    components = components.astype(np.int32)
     components = components[1:] if layout.shifted else components
     return {**layout.start(ids.astype(np.int32)), "component_ids": components + 1}
 

@@ -359,6 +359,12 @@ def _pack_totals(name: str, totals: Any) -> bytes:
         raise ValueError(
             f"dataset {name!r}: the total of shard {shard} must be at least 0; got {array[shard]}."
         )
+    if array.size and int(array.max()) > MAX_COST // TOKEN_UNIT:
+        shard = int(array.argmax())
+        raise ValueError(
+            f"dataset {name!r}: the total of shard {shard} must be at most"
+            f" {MAX_COST // TOKEN_UNIT}; got {array[shard]}."
+        )
     if not array.any():
         raise ValueError(
             f"dataset {name!r} has no tokens in any of its {len(array)} shards. Leave it out, or"

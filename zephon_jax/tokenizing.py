@@ -74,10 +74,15 @@ def _count(result: Any) -> int:
     shape = getattr(result, "shape", None)
     flat = not isinstance(result, (str, bytes, Mapping)) if shape is None else len(shape) == 1
     if flat and isinstance(result, Sized):
-        return len(result)
+        if shape is None and isinstance(result, Sequence) and result:
+            flat = not isinstance(result[0], (Sequence, np.ndarray))
+        if flat:
+            return len(result)
     kind = "nothing" if result is None else type(result).__name__
     if shape is not None:
         kind += f" of shape {tuple(shape)}"
+    elif isinstance(result, Sequence) and not isinstance(result, (str, bytes)):
+        kind += f" of {type(result[0]).__name__}"
     elif isinstance(result, Mapping):
         kind += f" with {sorted(map(str, result))}"
     raise _Refused(
