@@ -19,16 +19,21 @@ __all__ = ["Array", "as_int", "has_x64", "is_jax", "is_tracer", "namespace"]
 Array = Any
 
 
+def _of_jax(name: str) -> Any:
+    """A part of JAX; None where it is not imported, or another thread is importing it just now."""
+    return getattr(sys.modules.get("jax"), name, None)
+
+
 def is_jax(value: Any) -> bool:
     """True for a JAX array or tracer, without importing JAX."""
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, jax.Array)
+    array = _of_jax("Array")
+    return array is not None and isinstance(value, array)
 
 
 def is_tracer(value: Any) -> bool:
     """True for a value that JAX is tracing, whose numbers the host cannot see."""
-    jax = sys.modules.get("jax")
-    return jax is not None and isinstance(value, jax.core.Tracer)
+    tracer = getattr(_of_jax("core"), "Tracer", None)
+    return tracer is not None and isinstance(value, tracer)
 
 
 def namespace(*values: Any) -> Any:
@@ -40,8 +45,7 @@ def namespace(*values: Any) -> Any:
 
 def has_x64() -> bool:
     """True when JAX is set to 64-bit integers. Reads a flag and initializes no backend."""
-    jax = sys.modules.get("jax")
-    return jax is not None and bool(jax.config.jax_enable_x64)
+    return bool(getattr(_of_jax("config"), "jax_enable_x64", False))
 
 
 def as_int(value: Any, name: str, low: int | None = None, high: int | None = None) -> int:

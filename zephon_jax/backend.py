@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -39,6 +40,7 @@ _MAX_GRIDS = 16
 _chosen = "numpy"
 _kernels: dict[tuple[Any, ...], Future[Callable[..., Any]]] = {}
 _columns: dict[int, tuple[Any, Any]] = {}
+_forked = False
 
 
 def use_backend(name: str) -> None:
@@ -57,6 +59,13 @@ def use_backend(name: str) -> None:
     global _chosen
     if name not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}; got {name!r}.")
+    if name == "jax" and _forked:
+        warnings.warn(
+            "JAX does not work in a forked process: schedules are computed with NumPy here, in the"
+            " same order. Start processes by spawn to compile in them.",
+            stacklevel=2,
+        )
+        name = "numpy"
     if name == "jax":
         import jax  # noqa: F401  # here, not in the compiler's thread, where it could be seen half done
     _chosen = name
@@ -64,9 +73,10 @@ def use_backend(name: str) -> None:
 
 def _forget() -> None:
     """In a forked process: JAX's threads are not there, so NumPy does the work."""
-    global _chosen
-    _chosen = "numpy"
+    global _chosen, _forked, _columns
+    _chosen, _forked = "numpy", True
     _kernels.clear()
+    _columns = {}
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -87,7 +97,10 @@ def _compiler() -> ThreadPoolExecutor:
 def _run(kernel: Callable[..., Any], *args: Any) -> Any:
     import jax
 
-    with jax.default_device(_cpu()):
+    # Settings of the program around are for its own arrays.
+    with (
+        jax.default_device(_cpu()), jax.transfer_guard("allow"), jax.numpy_rank_promotion("allow")
+    ):  # fmt: skip
         return kernel(*args)
 
 
@@ -117,7 +130,7 @@ def finish_compiling() -> None:
 
 def compiled() -> list[tuple[Any, ...]]:
     """The names of the kernels that are ready: what they are for and the sizes they take."""
-    return [name for name, future in _kernels.items() if future.done()]
+    return [name for name, future in list(_kernels.items()) if future.done()]
 
 
 # Reading orders
@@ -176,6 +189,7 @@ def _padded_rows(number: int) -> int:
 
 def _columns_of(grid: permutation.Grid) -> Any:
     """A grid's fields on the CPU device, kept for the next chunk: uint32 (9, T)."""
+    global _columns
     name = id(grid.round_keys)
     known = _columns.get(name)
     if known is not None and known[0] is grid.round_keys:
@@ -187,9 +201,9 @@ def _columns_of(grid: permutation.Grid) -> Any:
     for column, field in zip(columns, (*grid[1:4], *grid.round_keys), strict=True):
         column[:num] = field
     placed = jax.device_put(columns, _cpu())
-    while len(_columns) >= _MAX_GRIDS:
-        _columns.pop(next(iter(_columns)), None)
-    _columns[name] = grid.round_keys, placed
+    # One assignment: another thread sees the old ones or the new ones.
+    kept = list(_columns.items())[1 - _MAX_GRIDS :]
+    _columns = {**dict(kept), name: (grid.round_keys, placed)}
     return placed
 
 
@@ -256,7 +270,7 @@ def quota_rows(
     Long stretches are scanned by a compiled kernel whatever the choice: it takes a fiftieth of the
     time.
     """
-    if num_chunks <= _WALKED and _chosen != "jax":
+    if _forked or (num_chunks <= _WALKED and _chosen != "jax"):
         rows = np.empty((2, num_chunks, carry.size), dtype=np.int32)
         for n in range(num_chunks):
             rows[0, n], carry = quota.step(shares, carry)

@@ -7,7 +7,6 @@ out to draw just that; a wrong guess costs time and nothing else.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import numpy as np
 
 from zephon_jax.draws import Draws
 from zephon_jax.eras import Position
+from zephon_jax.fork_lock import ForkLock
 
 __all__ = ["ChunkIds", "samples_of_chunk"]
 
@@ -51,7 +51,7 @@ class ChunkIds:
 
     def __init__(self, draws: Draws, chunk_size: int):
         self._draws, self._chunk_size = draws, chunk_size
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._found: OrderedDict[int, _Found] = OrderedDict()
         self._following: OrderedDict[tuple[int, int, int], int] = OrderedDict()
 

@@ -121,18 +121,20 @@ def diff(
     num_lanes = check_lane(0, num_lanes)[1]
     if num_chunks is not None:
         num_chunks = as_int(num_chunks, "num_chunks", 0)
+    looked_at = _LOOKED_AT if num_chunks is None else num_chunks
     config = check_read_config(read_config)
     if not isinstance(first, StaticMixtureWorkSource) or not isinstance(
         second, StaticMixtureWorkSource
     ):
-        return _by_samples(first, second, num_chunks or _LOOKED_AT, config, ())
+        return _by_samples(first, second, looked_at, config, ())
     things = tuple(differences(first.run.config, second.run.config))
     if not things:
         return OrderDifference(same=True, proven=True, settings=(), num_chunks=0)
     if _OF_DRAWS & set(things):
-        found = _by_samples(first, second, num_chunks or _LOOKED_AT, config, things)
+        found = _by_samples(first, second, looked_at, config, things)
     else:
-        found = _by_counts(first, second, num_chunks or 10**6, config, things)
+        counted = 10**6 if num_chunks is None else num_chunks
+        found = _by_counts(first, second, counted, config, things)
     lane_chunk = _lanes(first, second, found.num_chunks, num_lanes)
     if lane_chunk is None:
         return found

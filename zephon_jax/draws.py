@@ -200,8 +200,7 @@ class Draws:
         lengths = np.minimum(ends - drawn, size) - begin
         row = np.repeat(np.arange(lengths.size), lengths)
         place = np.arange(row.size) + np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
-        tiles = _Tiles(dataset, passes, number, start, size)
-        return self._locate(tiles, _Places(row, place))
+        return self._locate_all(_Tiles(dataset, passes, number, start, size), _Places(row, place))
 
     def of_draws(self, dataset: np.ndarray, draw: np.ndarray) -> np.ndarray:
         """Samples of any draws, in any order, but faster where neighbors are close.
@@ -227,9 +226,11 @@ class Draws:
         size = np.minimum(self._block[dataset], total[at] - start)
         tiles = _Tiles(dataset, passes, number, start, size)
         row = np.cumsum(new) - 1
-        places = _Places(row, position - start[row])
-        near = self._table_rows(tiles) <= _MAX_TABLE + 4 * draw.size
-        return self._locate(tiles, places) if near else self._locate_far(tiles, places)
+        return self._locate_all(tiles, _Places(row, position - start[row]))
+
+    def _locate_all(self, tiles: _Tiles, places: _Places) -> np.ndarray:
+        far = self._table_rows(tiles) > _MAX_TABLE + 4 * places.row.size
+        return (self._locate_far if far else self._locate)(tiles, places)
 
     def _spans(self, tiles: _Tiles) -> tuple[np.ndarray, np.ndarray]:
         """First and last pass whose tables the tiles need, by dataset: int64 (k,) each."""

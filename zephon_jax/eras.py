@@ -8,7 +8,6 @@ found by bisection over the number of chunks, never by walking through them.
 from __future__ import annotations
 
 import bisect
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -18,6 +17,7 @@ import numpy as np
 
 from zephon_jax import quota
 from zephon_jax.allocation import Allocation
+from zephon_jax.fork_lock import ForkLock
 from zephon_jax.virtual_time import Cost, VirtualTime
 
 __all__ = ["Era", "Eras", "Position", "Rules", "Span"]
@@ -96,7 +96,7 @@ class Eras:
     _spans: list[Span] = field(default_factory=list)
     _begun: Span | None = None
     _length: tuple[Era, int | None] | None = None
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _lock: ForkLock = field(default_factory=ForkLock)
 
     def start(self) -> Position:
         """The position of chunk 0."""

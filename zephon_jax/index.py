@@ -74,19 +74,19 @@ _EMPTY = _Table({}, np.empty(0, np.int64))
 # Index files that this process has loaded, by their path, and scans that are in no file. Threads
 # only ever look up or put one entry, so they need no lock.
 _tables: dict[str, _Table] = {}
-_scanned: dict[File, ShardIndex] = {}
+_scanned: dict[tuple[str, File], ShardIndex] = {}
 
 
 def index_of(shard: Shard, location: str | None, stager: Stager | None = None) -> ShardIndex:
     """Returns the index of a shard: from memory, from its file, or by scanning it."""
     file = shard.file
     path = _index_path(location, shard.fmt.name)
-    found = _scanned.get(file) or _tables.get(path, _EMPTY).find(file)
+    found = _scanned.get((shard.fmt.name, file)) or _tables.get(path, _EMPTY).find(file)
     if found is None:
         found = _load(path).find(file)
     if found is None:
         found = _scan(shard, stager or default_stager(), whole=True)
-        _scanned[file] = found
+        _scanned[shard.fmt.name, file] = found
     return found
 
 
@@ -176,7 +176,9 @@ def check_unchanged(file: File) -> None:
 
 
 def _find_all(shards: Sequence[Shard], table: _Table) -> list[ShardIndex | None]:
-    return [_scanned.get(shard.file) or table.find(shard.file) for shard in shards]
+    return [
+        _scanned.get((shard.fmt.name, shard.file)) or table.find(shard.file) for shard in shards
+    ]
 
 
 def _scan(shard: Shard, stager: Stager, whole: bool = False) -> ShardIndex:
@@ -272,7 +274,7 @@ def _keep(
                 return
     for shard, index in zip(shards, found, strict=True):
         if index is not None:
-            _scanned[shard.file] = index
+            _scanned[shard.fmt.name, shard.file] = index
 
 
 def _write(path: str, shards: Sequence[Shard], found: Sequence[ShardIndex | None]) -> None:

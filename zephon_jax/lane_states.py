@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from zephon_jax import lanes
 from zephon_jax.eras import MAX_SAMPLES, Eras, Position
+from zephon_jax.fork_lock import ForkLock
 from zephon_jax.knobs import CONFIG_THINGS, Knobs
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
 from zephon_jax.token_ratios import RATIO_UNIT
@@ -106,7 +106,7 @@ class LaneStates:
             ratios=self._ratios.shape, config=config.shape,
         )  # fmt: skip
         self._recent: OrderedDict[int, Position] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def lane_chunk(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
         """The lane's first chunk at or after this one."""

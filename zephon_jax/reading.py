@@ -7,7 +7,6 @@ four, so a chunk that has to compute its own computes those of the lane's next c
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 
 from zephon_jax import backend, lattice
 from zephon_jax._xp import as_int
+from zephon_jax.fork_lock import ForkLock
 from zephon_jax.keys import make_key
 from zephon_jax.permutation import permute
 
@@ -82,7 +82,7 @@ class _Remembered:
 
     def __init__(self) -> None:
         self.ahead = _MOST_AHEAD
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._readings: OrderedDict[bytes, Reading] = OrderedDict()
         self._unread: set[bytes] = set()
         self._slots = 0

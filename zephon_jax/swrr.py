@@ -128,7 +128,7 @@ def order_packed(counts: Array, size: int) -> Array:
 
     def body(carry: tuple[Array, Array], slot: Array) -> tuple[tuple[Array, Array], Array]:
         deficit, best = carry
-        deficit = xp.where(deficit == best, deficit - total, deficit)
+        deficit = xp.where(deficit == best[None], deficit - total[None], deficit)
         deficit = deficit + xp.where(slot > 1, counts << bits, 0)
         best = xp.max(deficit, axis=0)
         return (deficit, best), (low - (best & low)).astype(narrow)
