@@ -72,3 +72,23 @@ def test_copies_of_a_dataset_start_anew():
     expected = rows([dataset[i] for i in range(10)])
     copy = pickle.loads(pickle.dumps(dataset))
     assert rows([copy[i] for i in range(10)]) == expected
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 8, 32, 64, 65])
+def test_a_stride_reads_little_that_is_not_asked_for(stride):
+    """The usual way to share a dataset out: every n-th element."""
+
+    class Counted(list):
+        reads = 0
+
+        def __getitem__(self, index):
+            self.reads += 1
+            return super().__getitem__(index)
+
+    records = Counted(range(70_000))
+    source = zx.StaticMixtureWorkSource(
+        [zx.Dataset.from_source("a", records)], {"a": 1}, chunk_size=4096, shuffle_shards=False
+    )
+    part = zx.MixtureMapDataset(source)[3::stride]
+    assert [part[i]["data"] for i in range(1000)] == list(range(3, 3 + 1000 * stride, stride))
+    assert records.reads <= (1100 if stride == 1 else 2100)

@@ -33,10 +33,14 @@ class _Ahead:
         self.elements: dict[int, dict[str, Any]] = {}
         self.following = 0  # the index that continues the loop
         self.size = 1
+        self.num_read = 0  # elements of the last reading ahead
 
     def goes_on_with(self, index: int) -> bool:
         """True where a loop continues here: threads that share it are a little out of order."""
         gap = index - self.following
+        if 4 * len(self.elements) > self.num_read:  # a stride, which leaves most of what is read
+            self.elements, self.num_read, self.following, self.size = {}, 0, index + 1, 1
+            return False
         if 0 <= gap <= _SLACK:
             self.size = min(2 * self.size, _MOST_AHEAD)
             return True
@@ -130,7 +134,7 @@ class MixtureMapDataset(grain.MapDataset):
         ids = self._source.sample_ids_at(np.arange(index, stop), read_config=self._read_config)
         by_id = self._source.datasets_by_id
         _, num = next(default_reader().windows(by_id, ids, _MOST_BYTES))
-        ahead.following = index + num
+        ahead.following, ahead.num_read = index + num, num
         return dict(zip(range(index, index + num), self._read(ids[:num]), strict=True))
 
     def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
