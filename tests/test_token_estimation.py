@@ -405,6 +405,14 @@ def test_in_a_source_in_memory_a_sample_stands_for_a_byte():
     assert measure([part], TokenEstimation(words)).names == ("half",)
 
 
+def test_a_batch_of_token_ids_is_no_sequence_of_them():
+    """What a tokenizer gives for a list of texts would count as one token."""
+    data = zx.Dataset.from_source("web", ["a b c"])
+    assert count_shard_tokens([data], str.split)["web"].tolist() == [3]
+    with pytest.raises(ValueError, match="returned list of list"):
+        count_shard_tokens([data], lambda text: [[1, 2, 3]])
+
+
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="'web' cannot be read"):
         measure([zx.Dataset.from_counts("web", [5])], TokenEstimation(words))

@@ -75,7 +75,7 @@ def _count(result: Any) -> int:
     flat = not isinstance(result, (str, bytes, Mapping)) if shape is None else len(shape) == 1
     if flat and isinstance(result, Sized):
         if shape is None and isinstance(result, Sequence) and result:
-            flat = not isinstance(result[0], (Sequence, np.ndarray))
+            flat = not isinstance(result[0], (list, tuple, np.ndarray))
         if flat:
             return len(result)
     kind = "nothing" if result is None else type(result).__name__
