@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 
 import numpy as np
 from helpers import mixture
 
 import zephon_jax as zx
-from zephon_jax.fork_lock import ForkLock
+from zephon_jax.per_process import PerProcess
 
 
 def run(code):
@@ -29,14 +30,16 @@ def test_a_child_finds_locks_free_that_threads_held():
     same = run("""
         import json, os, signal, threading
         import zephon_jax as zx
-        from zephon_jax import fork_lock
+        from zephon_jax import per_process
         source = zx.StaticMixtureWorkSource(
             [zx.Dataset.from_counts("a", [900, 90])], {"a": 1}, 64, exhausted_policy="repeat")
         expected = source.next_chunk(source.seek(5))[0].order()[1].tolist()
         held, done = threading.Event(), threading.Event()
         def hold():
-            for lock in list(fork_lock._locks):
-                lock.__enter__()
+            for one in list(per_process._all):
+                one._lock.acquire()
+                if one._make is threading.RLock:
+                    one.get().acquire()
             held.set()
             done.wait()
         threading.Thread(target=hold, daemon=True).start()
@@ -114,8 +117,8 @@ def test_kernels_run_under_strict_settings_of_the_program():
 
 
 def test_locks_may_be_taken_again():
-    lock, entered = ForkLock(), 0
-    with lock, lock:
+    lock, entered = PerProcess(threading.RLock), 0
+    with lock.get(), lock.get():
         entered += 1
     assert entered == 1
 

@@ -14,7 +14,7 @@ import zephon_jax
 
 PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
-    ["_xp", "fork_lock"],
+    ["_xp", "per_process"],
     ["weights", "keys", "balance", "token_ratios"],
     ["quota", "swrr", "lattice", "permutation", "cursor", "draws", "lanes", "backend"],
     ["allocation", "costs", "virtual_time"],

@@ -7,6 +7,7 @@ out to draw just that; a wrong guess costs time and nothing else.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -15,7 +16,7 @@ import numpy as np
 
 from zephon_jax.draws import Draws
 from zephon_jax.eras import Position
-from zephon_jax.fork_lock import ForkLock
+from zephon_jax.per_process import PerProcess
 
 __all__ = ["ChunkIds", "samples_of_chunk"]
 
@@ -51,7 +52,7 @@ class ChunkIds:
 
     def __init__(self, draws: Draws, chunk_size: int):
         self._draws, self._chunk_size = draws, chunk_size
-        self._lock = ForkLock()
+        self._lock = PerProcess(threading.RLock)
         self._found: OrderedDict[int, _Found] = OrderedDict()
         self._following: OrderedDict[tuple[int, int, int], int] = OrderedDict()
 
@@ -71,7 +72,7 @@ class ChunkIds:
           next_chunk: The lane's chunk after another.
         """
         here = position.chunk_index
-        with self._lock:
+        with self._lock.get():
             found = self._found.pop(here, None)
             goes_on = self._following.pop(lane, None) == here
             num_lanes = len(self._following) + 1
@@ -115,7 +116,7 @@ class ChunkIds:
         self, lane: tuple[int, int, int], next_chunk: int, ahead: dict[int, _Found]
     ) -> None:
         """Remembers where a lane goes on, and what was found for it."""
-        with self._lock:
+        with self._lock.get():
             self._following[lane] = next_chunk
             if len(self._following) > _MAX_LANES:
                 self._following.popitem(last=False)

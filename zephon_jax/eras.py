@@ -8,6 +8,7 @@ found by bisection over the number of chunks, never by walking through them.
 from __future__ import annotations
 
 import bisect
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,7 +18,7 @@ import numpy as np
 
 from zephon_jax import quota
 from zephon_jax.allocation import Allocation
-from zephon_jax.fork_lock import ForkLock
+from zephon_jax.per_process import PerProcess
 from zephon_jax.virtual_time import Cost, VirtualTime
 
 __all__ = ["Era", "Eras", "Position", "Rules", "Span"]
@@ -96,7 +97,7 @@ class Eras:
     _spans: list[Span] = field(default_factory=list)
     _begun: Span | None = None
     _length: tuple[Era, int | None] | None = None
-    _lock: ForkLock = field(default_factory=ForkLock)
+    _lock: PerProcess[Any] = field(default_factory=lambda: PerProcess(threading.RLock))
 
     def start(self) -> Position:
         """The position of chunk 0."""
@@ -272,7 +273,7 @@ class Eras:
 
     def seek(self, chunk_index: int) -> Position:
         """The position of any chunk, or the end of the run if that comes first."""
-        with self._lock:
+        with self._lock.get():
             return self._seek(chunk_index)
 
     def _seek(self, chunk_index: int) -> Position:
@@ -349,7 +350,7 @@ class Eras:
 
     def span_of_sample(self, index: int) -> Span | None:
         """The era that holds the sample with this index in the run, or None past the end."""
-        with self._lock:
+        with self._lock.get():
             return self._span_of_sample(index)
 
     def _span_of_sample(self, index: int) -> Span | None:
@@ -399,7 +400,7 @@ class Eras:
 
     def spans(self) -> list[Span]:
         """All eras of the run; the last may have no end."""
-        with self._lock:
+        with self._lock.get():
             while not self._spans or not self._spans[-1].last:
                 self._spans.append(self._next_span(*self._after_spans()))
             return list(self._spans)

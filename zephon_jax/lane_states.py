@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 
 from zephon_jax import lanes
 from zephon_jax.eras import MAX_SAMPLES, Eras, Position
-from zephon_jax.fork_lock import ForkLock
 from zephon_jax.knobs import CONFIG_THINGS, Knobs
+from zephon_jax.per_process import PerProcess
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
 from zephon_jax.token_ratios import RATIO_UNIT
 
@@ -52,6 +53,13 @@ def _ratio_words(fields: list[Any]) -> np.ndarray:
     return words[: 0 if words.size % 2 else None].reshape(-1, 2)
 
 
+def _of_another(differs: list[str], shown: str = "") -> ValueError:
+    return ValueError(
+        f"the state belongs to a source with other {', '.join(differs)}{shown}. Restore it"
+        " with the settings and data it was saved with, or start anew."
+    )
+
+
 def ratios_of_fields(fields: list[Any], mine: np.ndarray, num_datasets: int) -> list[int]:
     """The token ratios that an encoded state holds, for a source that has none yet.
 
@@ -68,10 +76,7 @@ def ratios_of_fields(fields: list[Any], mine: np.ndarray, num_datasets: int) -> 
     if config.size == mine.size:
         differs = [thing for thing in differences(mine, config) if thing != "token_estimation"]
         if differs:
-            raise ValueError(
-                f"the state belongs to a source with other {', '.join(differs)}. Restore it"
-                " with the settings and data it was saved with, or start anew."
-            )
+            raise _of_another(differs)
     ratios = from_words(words).tolist()
     if len(ratios) != num_datasets or min(ratios, default=0) < 1:
         raise ValueError(
@@ -106,7 +111,7 @@ class LaneStates:
             ratios=self._ratios.shape, config=config.shape,
         )  # fmt: skip
         self._recent: OrderedDict[int, Position] = OrderedDict()
-        self._lock = ForkLock()
+        self._lock = PerProcess(threading.RLock)
 
     def lane_chunk(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
         """The lane's first chunk at or after this one."""
@@ -154,7 +159,7 @@ class LaneStates:
         return state
 
     def _remember(self, position: Position) -> None:
-        with self._lock:
+        with self._lock.get():
             self._recent[position.chunk_index] = position
             crowded = len(self._recent) * len(self._knobs.names) > _KEPT_COMPONENTS
             if crowded and len(self._recent) > 2:
@@ -211,10 +216,7 @@ class LaneStates:
         shown = ""
         if "token_estimation" in differs and "dataset names" not in differs:
             shown = self._other_tokens(ratios)
-        raise ValueError(
-            f"the state belongs to a source with other {', '.join(differs)}{shown}. Restore it"
-            " with the settings and data it was saved with, or start anew."
-        )
+        raise _of_another(differs, shown)
 
     def _other_tokens(self, ratios: np.ndarray) -> str:
         """How the ratios of a state differ from those of the source, for an error."""

@@ -7,6 +7,7 @@ four, so a chunk that has to compute its own computes those of the lane's next c
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ import numpy as np
 
 from zephon_jax import backend, lattice
 from zephon_jax._xp import as_int
-from zephon_jax.fork_lock import ForkLock
 from zephon_jax.keys import make_key
+from zephon_jax.per_process import PerProcess
 from zephon_jax.permutation import permute
 
 __all__ = ["MODES", "MixtureReadConfig", "Reading", "check_read_config", "read_order"]
@@ -82,7 +83,7 @@ class _Remembered:
 
     def __init__(self) -> None:
         self.ahead = _MOST_AHEAD
-        self._lock = ForkLock()
+        self._lock = PerProcess(threading.RLock)
         self._readings: OrderedDict[bytes, Reading] = OrderedDict()
         self._unread: set[bytes] = set()
         self._slots = 0
@@ -90,7 +91,7 @@ class _Remembered:
     def get(self, counts: np.ndarray) -> Reading | None:
         """The reading of a chunk that is about to be read."""
         name = counts.tobytes()
-        with self._lock:
+        with self._lock.get():
             kept = self._readings.get(name)
             if kept is None:
                 return None
@@ -101,14 +102,14 @@ class _Remembered:
         return Reading(kept.component.astype(np.int32), kept.source.astype(np.int64))
 
     def __contains__(self, counts: np.ndarray) -> bool:
-        with self._lock:
+        with self._lock.get():
             return counts.tobytes() in self._readings
 
     def put(self, counts: np.ndarray, reading: Reading, *, ahead: bool) -> None:
         """Keeps a reading in narrow words, and lets the oldest ones go."""
         name, narrow = counts.tobytes(), _narrow(counts.size)
         kept = Reading(reading.component.astype(narrow), reading.source.astype(np.int32))
-        with self._lock:
+        with self._lock.get():
             if name not in self._readings:
                 self._readings[name] = kept
                 self._slots += kept.component.size
