@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax.chunk import WorkChunk
+from zephon_jax.locate import times_drawn
 from zephon_jax.places import check_sample_id
 from zephon_jax.progress import FINISHED, LaneProgress, load_states, progress_of
 from zephon_jax.reading import MixtureReadConfig, check_read_config
@@ -71,7 +72,12 @@ class Audit:
             raise ValueError(
                 f"what lanes {list(self.missing)} have read is not known: their states are missing."
             )
-        whole = len(self.source.locate(found, up_to_chunk=self.whole_chunks))
+        if isinstance(self.source, StaticMixtureWorkSource):
+            cursor = self.source.run.cursors.of_epoch(0)[found.dataset_id]
+            drawn = int(self.source.eras.seek(self.whole_chunks).drawn[found.dataset_id])
+            whole = times_drawn(cursor, found, drawn)
+        else:
+            whole = sum(1 for _ in self.source.places_of(found, up_to_chunk=self.whole_chunks))
         return whole + int((self.front_ids == found).all(axis=1).sum())
 
     def summary(self) -> str:

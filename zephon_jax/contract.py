@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from zephon_jax._xp import as_int
 
-__all__ = ["ChunkSpan", "check_lane", "checked_init", "checked_next", "lane_of"]
+__all__ = ["ChunkSpan", "check_lane", "checked_init", "checked_next", "lane_of", "never_ends"]
 
 
 def check_lane(lane: Any, num_lanes: Any) -> tuple[int, int]:
@@ -36,6 +36,19 @@ def lane_of(state: Any) -> tuple[int, int]:
             "a source's states must have the fields 'lane' and 'num_lanes'; got"
             f" {type(state).__name__}."
         ) from None
+
+
+def never_ends(source: Any) -> bool:
+    """True for a source that says that its run has no end; False where it cannot say."""
+    spans = source.chunk_spans()
+    if spans:
+        return spans[-1].num_chunks is None
+    if source.supports_indexing():
+        try:
+            len(source)
+        except TypeError:
+            return True
+    return False
 
 
 def checked_init(init: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,22 +8,27 @@ of samples grow from chunk to chunk whatever the allocation.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from zephon_jax.chunk import SampleId
-from zephon_jax.cursor import Cursor, make_cursor
-from zephon_jax.eras import Eras, Position
+from zephon_jax.cursor import Cursor
+from zephon_jax.eras import MAX_SAMPLES, Eras, Position
 from zephon_jax.keys import fold
 from zephon_jax.knobs import Knobs
+from zephon_jax.lanes import lane_of_chunk
 from zephon_jax.permutation import invert, permute
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, read_order
 
-__all__ = ["draws_of", "locate", "positions_of_draws"]
+__all__ = ["draws_between", "draws_of", "places_of", "times_drawn"]
 
 _MOST = 1 << 22  # shard order entries made at once
+_PASSES = 1 << 18  # passes looked at together
+_CHUNKS = 1024  # chunks of an endless run that are looked at first
 _TOGETHER = 32  # chunks whose reading orders are worked out together
 
 
@@ -84,22 +89,51 @@ def _out_of_blocks(cursor: Cursor, passes: np.ndarray, flat: np.ndarray) -> np.n
     return position
 
 
-def positions_of_draws(eras: Eras, component: int, draws: np.ndarray, stop: Position) -> list[Any]:
-    """The positions of the chunks that hold draws of a component.
+def draws_between(cursor: Cursor, sample_id: SampleId, start: int, stop: int) -> np.ndarray:
+    """The draws from `start` up to `stop` that are a sample, one in each pass: int64 (n,)."""
+    passes = np.arange(start // cursor.total, -(-stop // cursor.total))
+    draws = draws_of(cursor, sample_id.shard_id, sample_id.sample_index, passes)
+    return draws[(draws >= start) & (draws < stop)]
+
+
+def times_drawn(cursor: Cursor, sample_id: SampleId, drawn: int) -> int:
+    """How often a sample is among the first draws of its dataset."""
+    passes = drawn // cursor.total
+    return passes + len(draws_between(cursor, sample_id, passes * cursor.total, drawn))
+
+
+class _Held(NamedTuple):
+    """A chunk that holds a sample."""
+
+    position: Position
+    counts: np.ndarray  # int32 (k,), samples of each component
+    draws: np.ndarray  # int64 (n,), its draws that are the sample
+
+
+def _holding(
+    eras: Eras, component: int, draws: np.ndarray, low: Position, high: Position
+) -> Iterator[_Held]:
+    """The chunks that hold draws of a component.
 
     Args:
       eras: Positions of the run.
       component: Whose draws.
-      draws: int64 (n,), ascending, all before `stop`.
-      stop: A position past all of them.
+      draws: int64 (n,), ascending, all of them between the two positions.
+      low: A position before all of them.
+      high: A position past all of them.
     """
-    found: list[Position] = []
-    low, last = eras.start(), stop
-    for draw in draws.tolist():
-        if not found or draw >= int(low.drawn[component]):
-            low = _before(eras, component, draw, low, last)
-        found.append(low)
-    return found
+    at = 0
+    while at < len(draws):
+        drawn = eras.step(low)
+        assert drawn is not None
+        if draws[at] >= drawn[1].drawn[component]:  # not in the very next chunk
+            low = _before(eras, component, int(draws[at]), drawn[1], high)
+            drawn = eras.step(low)
+            assert drawn is not None
+        counts, after = drawn
+        end = int(np.searchsorted(draws, after.drawn[component]))
+        yield _Held(low, counts.astype(np.int32), draws[at:end])
+        at, low = end, after
 
 
 def _before(eras: Eras, component: int, draw: int, low: Position, high: Position) -> Position:
@@ -127,54 +161,75 @@ def _before(eras: Eras, component: int, draw: int, low: Position, high: Position
     return low
 
 
-def locate(
+def places_of(
     knobs: Knobs,
     eras: Eras,
-    counts: np.ndarray,
-    lanes_of: Any,
+    cursor: Cursor,
     sample_id: SampleId,
     num_lanes: int,
     up_to_chunk: int | None,
+    origin: int,
     config: MixtureReadConfig,
-) -> list[Place]:
-    """Every time a mixture reads a sample, in the order of the run.
+) -> Iterator[Place]:
+    """Goes through the times that a mixture reads a sample, in the order of the run.
 
     Args:
       knobs: The mixture's settings.
       eras: Its positions.
-      counts: int64 (num_shards,), the samples of the dataset's shards.
-      lanes_of: Its `lanes_of_chunks`.
+      cursor: The order of the sample's dataset.
       sample_id: A sample that there is.
       num_lanes: Lanes of the run.
-      up_to_chunk: The first chunk that is not looked at; None for the whole run, which must end.
+      up_to_chunk: The first chunk that is not looked at; None for the whole run.
+      origin: The first chunk that is looked at, from which on there are so many lanes.
       config: How chunks are read.
     """
-    d = sample_id.dataset_id
-    cursor = make_cursor(
-        knobs.names[d],
-        counts,
-        seed=knobs.seed,
-        epoch=0,
-        shuffle_shards=knobs.shuffle_shards[d],
-        shuffle_within_shard=knobs.shuffle_within_shard[d],
-        shuffle_block_size=knobs.shuffle_block_size[d],
-        reshuffle_on_repeat=knobs.reshuffle_on_repeat[d],
-    )
-    stop = eras.seek(_end(eras) if up_to_chunk is None else up_to_chunk)
-    drawn = int(stop.drawn[d])
-    passes = np.arange(-(-drawn // cursor.total))
-    if not passes.size:
-        return []
-    draws = draws_of(cursor, sample_id.shard_id, sample_id.sample_index, passes)
-    draws = draws[draws < drawn]  # one in each pass, so they ascend
-    positions = positions_of_draws(eras, d, draws, stop)
-    chunks = np.asarray([position.chunk_index for position in positions], dtype=np.int64)
-    lanes = lanes_of(chunks, num_lanes).tolist()
-    slots = _slots(knobs, eras, d, draws, positions, num_lanes, config)
-    steps = (chunks // num_lanes).tolist()
-    rows = zip(chunks.tolist(), lanes, steps, slots, strict=True)
-    # A chunk may hold a small dataset's sample twice, and need not read the earlier pass first.
-    return sorted((Place(n, *row) for n, row in enumerate(rows)), key=lambda place: place[1:])
+    component = sample_id.dataset_id
+    for low, high in _windows(eras, component, cursor, origin, up_to_chunk):
+        ends = int(low.drawn[component]), int(high.drawn[component])
+        draws = draws_between(cursor, sample_id, *ends)
+        held = _holding(eras, component, draws, low, high)
+        while part := list(islice(held, _TOGETHER)):
+            readings = _slots(knobs, component, part, num_lanes, origin, config)
+            chunks = np.asarray([one.position.chunk_index for one in part], dtype=np.int64)
+            lanes = lane_of_chunk(
+                chunks, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin
+            )
+            steps = (chunks - origin) // num_lanes
+            rows = zip(part, readings, *(a.tolist() for a in (chunks, lanes, steps)), strict=True)
+            for one, slots, chunk, lane, step in rows:
+                # It may hold a small dataset's sample twice, and not read the earlier pass first.
+                order = np.argsort(slots)
+                passes = one.draws[order] // cursor.total
+                for number, slot in zip(passes.tolist(), slots[order].tolist(), strict=True):
+                    yield Place(number, chunk, lane, step, slot)
+
+
+def _windows(
+    eras: Eras, component: int, cursor: Cursor, first: int, stop: int | None
+) -> Iterator[tuple[Position, Position]]:
+    """Stretches of the run that hold few passes of a dataset each, by their two ends.
+
+    The whole of a run that ends is one where that is so; an endless one is gone through in
+    growing ones, for as long as places are asked for.
+    """
+    size = _CHUNKS
+    if stop is None:
+        stop = MAX_SAMPLES // eras.rules.chunk_size if eras.endless else _end(eras)
+    if not eras.endless or stop < MAX_SAMPLES // eras.rules.chunk_size:
+        size = max(1, stop - first)
+    most = min(_PASSES, max(1, _MOST // cursor.counts.size))
+    low = eras.seek(first)
+    # Who has left the mixture, or has no weight, never comes back.
+    while low.chunk_index < stop and low.era.active[component]:
+        high = eras.seek(min(low.chunk_index + size, stop))
+        passes = int(high.drawn[component] - low.drawn[component]) // cursor.total
+        if high.chunk_index == low.chunk_index:
+            return  # the run has ended
+        if passes > most and size > 1:
+            size = max(1, size * most // passes)
+            continue
+        yield low, high
+        low, size = high, 2 * size
 
 
 def _end(eras: Eras) -> int:
@@ -184,31 +239,28 @@ def _end(eras: Eras) -> int:
 
 def _slots(
     knobs: Knobs,
-    eras: Eras,
     component: int,
-    draws: np.ndarray,
-    positions: list[Position],
+    held: Sequence[_Held],
     num_lanes: int,
+    origin: int,
     config: MixtureReadConfig,
-) -> list[int]:
-    """Places of draws in the reading orders of their chunks."""
-    slots: list[int] = []
-    for begin in range(0, len(draws), _TOGETHER):
-        part = positions[begin : begin + _TOGETHER]
-        steps = [eras.step(position) for position in part]
-        counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
-        for n, (position, draw) in enumerate(zip(part, draws[begin:].tolist(), strict=False)):
-            reading = read_order(
-                counts[n],
-                config,
-                names=knobs.names,
-                seed=knobs.seed,
-                chunk_index=position.chunk_index,
-                slot=position.chunk_index % num_lanes,
-                num_lanes=num_lanes,
-                size=knobs.chunk_size,
-                upcoming=(lambda rows=counts: rows) if len(counts) > 1 else None,
-            )
-            stored = int(counts[n, :component].sum()) + draw - int(position.drawn[component])
-            slots.append(int(np.flatnonzero(reading.source == stored)[0]))
-    return slots
+) -> Iterator[np.ndarray]:
+    """The slots of a sample in the reading order of each chunk: int64 (n,)."""
+    counts = np.stack([one.counts for one in held])
+    for one in held:
+        chunk_index = one.position.chunk_index
+        reading = read_order(
+            one.counts,
+            config,
+            names=knobs.names,
+            seed=knobs.seed,
+            chunk_index=chunk_index,
+            slot=(chunk_index - origin) % num_lanes,
+            num_lanes=num_lanes,
+            size=knobs.chunk_size,
+            upcoming=(lambda: counts) if len(counts) > 1 else None,
+        )
+        slot = np.empty(reading.source.size, dtype=np.int64)
+        slot[reading.source] = np.arange(slot.size)
+        before = int(one.counts[:component].sum()) - int(one.position.drawn[component])
+        yield slot[one.draws + before]

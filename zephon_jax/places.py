@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Mapping
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +13,9 @@ from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.reading import MixtureReadConfig
 
-__all__ = ["Place", "check_sample_id", "search"]
+__all__ = ["Place", "check_sample_id", "listed", "search"]
+
+_MOST_LISTED = 1 << 22  # places in a list, 250 bytes each
 
 
 class Place(NamedTuple):
@@ -60,14 +64,29 @@ def check_sample_id(sample_id: Any, datasets: Mapping[int, Any]) -> SampleId:
     return found
 
 
+def listed(places: Iterator[Place], advice: str) -> list[Place]:
+    """All places of a sample, unless they are too many for a list.
+
+    Raises:
+      ValueError: If there are more than 2^22, saying what else to do.
+    """
+    found = list(islice(places, _MOST_LISTED + 1))
+    if len(found) > _MOST_LISTED:
+        raise ValueError(
+            f"the run holds the sample more than {_MOST_LISTED:,} times, up to chunk"
+            f" {found[-1].chunk:,}: too often for a list. {advice}"
+        )
+    return found
+
+
 def search(
     next_chunk: Callable[[Any], tuple[WorkChunk | None, Any]],
     states: Mapping[int, Any],
     sample_id: SampleId,
     up_to_chunk: int | None,
     config: MixtureReadConfig,
-) -> list[Place]:
-    """Goes through all chunks of all lanes and looks for a sample.
+) -> Iterator[Place]:
+    """Goes through all chunks of all lanes, a lane step at a time, and looks for a sample.
 
     Args:
       next_chunk: Of the source.
@@ -76,26 +95,28 @@ def search(
       up_to_chunk: The first chunk that is not looked at; None for the whole run.
       config: How chunks are read.
     """
-    found = [
-        Place(0, index, lane, step, slot)
+    lanes = (
+        _of_lane(next_chunk, state, sample_id, lane, len(states), up_to_chunk, config)
         for lane, state in states.items()
-        for step, index, chunk in _lane(next_chunk, state, lane, len(states), up_to_chunk)
-        for slot in np.flatnonzero((chunk.order(config)[1] == sample_id).all(axis=1)).tolist()
-    ]
-    found.sort(key=lambda place: place[1:])
-    return [place._replace(pass_number=n) for n, place in enumerate(found)]
+    )
+    # A lane's chunks ascend, so that the run's come in order where the lanes are merged.
+    merged = heapq.merge(*lanes, key=lambda one: one[0])
+    found = (place for _, places in merged for place in places)
+    for number, place in enumerate(found):
+        yield place._replace(pass_number=number)
 
 
-def _lane(
+def _of_lane(
     next_chunk: Callable[[Any], tuple[WorkChunk | None, Any]],
     state: Any,
+    sample_id: SampleId,
     lane: int,
     num_lanes: int,
     up_to_chunk: int | None,
-) -> Iterator[tuple[int, int, WorkChunk]]:
-    """The steps, indices and chunks of a lane before a chunk."""
-    step = 0
-    while True:
+    config: MixtureReadConfig,
+) -> Iterator[tuple[int, list[Place]]]:
+    """The chunks of a lane by number, with the places of a sample in each."""
+    for step in count():
         chunk, state = next_chunk(state)
         if chunk is None:
             return
@@ -103,5 +124,5 @@ def _lane(
         index = dealt if chunk.chunk_index is None else chunk.chunk_index
         if up_to_chunk is not None and index >= up_to_chunk:
             return
-        yield step, index, chunk
-        step += 1
+        slots = np.flatnonzero((chunk.order(config)[1] == sample_id).all(axis=1))
+        yield index, [Place(0, index, lane, step, slot) for slot in slots.tolist()]

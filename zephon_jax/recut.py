@@ -7,7 +7,7 @@ be cut as often as one likes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,8 @@ from zephon_jax.contract import ChunkSpan
 from zephon_jax.elastic import ElasticIterator, ElasticIterDataset
 from zephon_jax.elastic_iterator import revive
 from zephon_jax.lane_rows import LaneRows
+from zephon_jax.places import Place
+from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.relane import relane
 from zephon_jax.source import WorkSource, state_from_dict
 from zephon_jax.state import from_words
@@ -170,6 +172,26 @@ class RecutSource(_Wrapper):
         """The lane of each chunk from the cut on."""
         self._check_lanes(num_lanes)
         return self.source.lanes_of_chunks(chunk_index, num_lanes, origin=self.begin)  # type: ignore[call-arg]
+
+    def places_of(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        origin: int = 0,
+        read_config: MixtureReadConfig | None = None,
+    ) -> Iterator[Place]:
+        """Goes through the times that the run holds a sample from the cut on.
+
+        Takes the arguments of `locate`; `origin` is the cut, and need not be given.
+        """
+        self._check_lanes(num_lanes)
+        if as_int(origin, "origin", 0) not in (0, self.begin):
+            raise ValueError(f"the run was cut at chunk {self.begin}; got origin = {origin}.")
+        return self.source.places_of(
+            sample_id, num_lanes, up_to_chunk, origin=self.begin, read_config=read_config
+        )
 
 
 def boundary_of(dataset: ElasticIterDataset, state: Mapping[str, Any]) -> int:

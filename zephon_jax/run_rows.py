@@ -13,6 +13,7 @@ import numpy as np
 
 from zephon_jax import backend, quota
 from zephon_jax.allocation import Allocation
+from zephon_jax.contract import never_ends
 from zephon_jax.eras import UNCAPPED, Eras, Position
 from zephon_jax.source import WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
@@ -52,6 +53,8 @@ def stretches(source: WorkSource, num_chunks: int | None, num_lanes: int) -> Ite
     Raises:
       ValueError: If the whole of an endless run is asked for.
     """
+    if num_chunks is None and never_ends(source):
+        raise ValueError(f"{source!r} never ends: say how far to look with num_chunks=.")
     # A subclass with chunks of its own is stepped through like any other source.
     if getattr(type(source), "next_chunk", None) is StaticMixtureWorkSource.next_chunk:
         assert isinstance(source, StaticMixtureWorkSource)
@@ -63,8 +66,6 @@ def _of_mixture(
     source: StaticMixtureWorkSource, num_chunks: int | None, num_lanes: int
 ) -> Iterator[Stretch]:
     eras, knobs = source.eras, source.knobs
-    if num_chunks is None and eras.endless:
-        raise ValueError(f"{source!r} never ends: say how far to look with num_chunks=.")
     position = eras.start()
     costs = None if source.token_estimation is None else eras.rules.costs
     if eras.ended(position):
@@ -167,11 +168,6 @@ def _quotas(
 
 def _by_stepping(source: WorkSource, num_chunks: int | None, num_lanes: int) -> Iterator[Stretch]:
     """The same for any source, a block of lanes at a time."""
-    if num_chunks is None and source.supports_indexing():
-        try:
-            len(source)
-        except TypeError as error:
-            raise ValueError(f"{error} Or say how far to look with num_chunks=.") from None
     place = {name: d for d, name in enumerate(source.component_ids())}
     gone: set[str] = set()
     states = {lane: source.init(lane, num_lanes) for lane in range(num_lanes)}

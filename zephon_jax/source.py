@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import abc
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,15 @@ import numpy as np
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.codec import decode_fields, encode_state, open_fields
-from zephon_jax.contract import ChunkSpan, check_lane, checked_init, checked_next, lane_of
-from zephon_jax.places import Place, check_sample_id, search
+from zephon_jax.contract import (
+    ChunkSpan,
+    check_lane,
+    checked_init,
+    checked_next,
+    lane_of,
+    never_ends,
+)
+from zephon_jax.places import Place, check_sample_id, listed, search
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 
 __all__ = [
@@ -233,45 +240,69 @@ class WorkSource(abc.ABC):
         num_lanes: int = 1,
         up_to_chunk: int | None = None,
         *,
+        origin: int = 0,
         read_config: MixtureReadConfig | None = None,
     ) -> list[Place]:
         """Returns every time that the run holds a sample, in the order of its chunks.
 
-        What did the model see before that loss spike, and when did it see this document? This
-        default goes through all chunks before `up_to_chunk`; mixtures compute the places.
+        What did the model see before that loss spike, and when did it see this document?
 
         Args:
           sample_id: (dataset_id, shard_id, sample_index).
           num_lanes: Lanes of the run.
           up_to_chunk: The first chunk that is not looked at, of all lanes together; by default the
             whole run is, which must then end.
+          origin: Where a run was cut anew: the chunk from which on there are so many lanes, as its
+            states carry it. Chunks before it, which went to other lanes, are not looked at.
           read_config: How chunks are read; smooth weighted round robin by default.
 
         Returns:
           A list of `Place`: pass number, chunk, lane, lane step and slot.
 
         Raises:
-          TypeError, ValueError: If there is no such sample, or an argument is not allowed.
+          TypeError, ValueError: If there is no such sample, an argument is not allowed, or there
+            are more than 2^22 places: `places_of` goes through any number, of endless runs too.
         """
-        sample_id, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        if up_to_chunk is None and never_ends(self):
+            raise ValueError(
+                f"{self!r} never ends: say how far to look with up_to_chunk=, or go through its"
+                " places one by one with places_of."
+            )
+        places = self.places_of(
+            sample_id, num_lanes, up_to_chunk, origin=origin, read_config=read_config
+        )
+        return listed(places, "Lower up_to_chunk, or go through them with places_of.")
+
+    def places_of(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        origin: int = 0,
+        read_config: MixtureReadConfig | None = None,
+    ) -> Iterator[Place]:
+        """Goes through the times that the run holds a sample, one after another.
+
+        Takes the arguments of `locate`. This default goes through all chunks, and cannot be cut
+        anew; mixtures compute the places. In an endless run there may be no end of them.
+        """
+        found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        if as_int(origin, "origin", 0):
+            raise ValueError(
+                f"{type(self).__name__} is not cut anew in mid-run: origin must be 0; got {origin}."
+            )
         states = {lane: self.init(lane, num_lanes) for lane in range(num_lanes)}
         config = check_read_config(read_config)
-        return search(self.next_chunk, states, sample_id, up_to_chunk, config)
+        return search(self.next_chunk, states, found, up_to_chunk, config)
 
     def _wanted(
         self, sample_id: Any, num_lanes: Any, up_to_chunk: Any
     ) -> tuple[SampleId, int, int | None]:
-        """Checks what `locate` is asked for."""
-        sample_id = check_sample_id(sample_id, self.datasets_by_id)
-        num_lanes = check_lane(0, num_lanes)[1]
-        if up_to_chunk is not None:
-            return sample_id, num_lanes, as_int(up_to_chunk, "up_to_chunk", 0)
-        if self.supports_indexing():
-            try:
-                len(self)
-            except TypeError as error:
-                raise ValueError(f"{error} Or say how far to look with up_to_chunk=.") from None
-        return sample_id, num_lanes, None
+        """Checks what `places_of` is asked for."""
+        found = check_sample_id(sample_id, self.datasets_by_id)
+        stop = None if up_to_chunk is None else as_int(up_to_chunk, "up_to_chunk", 0)
+        return found, check_lane(0, num_lanes)[1], stop
 
     def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> LaneShell:
         """Returns a small mutable object bound to one lane, for code that expects one."""

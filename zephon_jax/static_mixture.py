@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -21,7 +21,7 @@ from zephon_jax.knobs import (
     make_knobs,
 )
 from zephon_jax.lane_states import ratios_of_fields
-from zephon_jax.locate import locate
+from zephon_jax.locate import places_of
 from zephon_jax.mixture_run import MixtureRun
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, check_read_config
@@ -381,17 +381,18 @@ class StaticMixtureWorkSource(WorkSource):
         config = check_read_config(read_config)
         return self.run.samples.sample_ids(indices, as_int(epoch, "epoch", 0), config)
 
-    def locate(
+    def places_of(
         self,
         sample_id: Any,
         num_lanes: int = 1,
         up_to_chunk: int | None = None,
         *,
+        origin: int = 0,
         read_config: MixtureReadConfig | None = None,
-    ) -> list[Place]:
-        """Returns every time that the run holds a sample, without replaying it.
+    ) -> Iterator[Place]:
+        """Goes through the times that the run holds a sample, without replaying it.
 
-        Takes the arguments of `WorkSource.locate`.
+        Takes the arguments of `locate`, which gives them in a list.
 
         Example:
           >>> import zephon_jax as zx
@@ -404,16 +405,16 @@ class StaticMixtureWorkSource(WorkSource):
           [(0, 1, 7), (0, 1, 7)]
         """
         found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        most = MAX_SAMPLES // self._knobs.chunk_size
         if up_to_chunk is not None:
-            most = MAX_SAMPLES // self._knobs.chunk_size
             up_to_chunk = as_int(up_to_chunk, "up_to_chunk", 0, most)
-        return locate(
+        return places_of(
             self._knobs,
             self.eras,
-            self._counts[found.dataset_id],
-            self.lanes_of_chunks,
+            self.run.cursors.of_epoch(0)[found.dataset_id],
             found,
             num_lanes,
             up_to_chunk,
+            as_int(origin, "origin", 0, most),
             check_read_config(read_config),
         )
