@@ -92,30 +92,6 @@ def test_jax_half_imported_is_no_jax(monkeypatch):
     assert len(source.next_chunk(source.init())[0].order(config)[0]) == 16
 
 
-def test_kernels_run_under_strict_settings_of_the_program():
-    same = run("""
-        import json, jax
-        import zephon_jax as zx
-        from zephon_jax import backend
-        def orders():
-            source = zx.StaticMixtureWorkSource(
-                [zx.Dataset.from_counts(n, [9000] * 4) for n in "abc"], {"a": 5, "b": 3, "c": 1},
-                4096, exhausted_policy="repeat", shuffle_within_shard=True)
-            state, found = source.init(), []
-            for _ in range(6):
-                chunk, state = source.next_chunk(state)
-                found.append(chunk.order()[1].tolist())
-                backend.finish_compiling()
-            return found
-        expected = orders()
-        jax.config.update("jax_transfer_guard", "disallow")
-        jax.config.update("jax_numpy_rank_promotion", "raise")
-        zx.use_backend("jax")
-        print(json.dumps([orders() == expected, bool(backend.compiled())]))
-    """)
-    assert same == [True, True]
-
-
 def test_locks_may_be_taken_again():
     lock, entered = PerProcess(threading.RLock), 0
     with lock.get(), lock.get():

@@ -16,7 +16,7 @@ PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
     ["_xp", "per_process"],
     ["weights", "keys", "balance", "token_ratios"],
-    ["quota", "swrr", "lattice", "permutation", "cursor", "draws", "lanes", "backend"],
+    ["quota", "swrr", "lattice", "permutation", "cursor", "draws", "lanes", "kernels", "backend"],
     ["allocation", "costs", "virtual_time"],
     [
         "reading",
