@@ -1,7 +1,6 @@
 """The cache of local copies: budget, order of eviction, sharing and crashes."""
 
 import errno
-import fcntl
 import multiprocessing
 import os
 import shutil
@@ -11,10 +10,9 @@ import time
 
 import pytest
 
-from zephon_jax import cache as cache_module
-from zephon_jax import cache_count
+from zephon_jax import cache_count, cache_locks
 from zephon_jax.cache import Entry, ShardCache
-from zephon_jax.file_lock import locked
+from zephon_jax.cache_locks import CacheLocks
 
 
 def entry(name, size=10, exact=True, log=None):
@@ -221,18 +219,19 @@ def test_other_processes_use_and_plans_count_while_they_live(tmp_path):
 
 
 def test_maker_that_has_stopped_is_not_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "_STUCK_SECONDS", 0.1)
-    cache = ShardCache(tmp_path, 1000)
-    with cache._only_maker("a"), pytest.raises(TimeoutError, match=r"locks/a.*End that process"):
+    monkeypatch.setattr(cache_locks, "_STUCK_SECONDS", 0.1)
+    cache, others = ShardCache(tmp_path, 1000), CacheLocks(str(tmp_path))
+    stopped = pytest.raises(TimeoutError, match=r"locks/unpacked-\d+ is held.*End that process")
+    with others.maker("a", lambda: 0.0), stopped:
         cache.acquire(entry("a"))
-    with locked(str(tmp_path / "lock"), 0), pytest.raises(TimeoutError, match="lock"):
+    with others.room(), pytest.raises(TimeoutError, match="lock"):
         cache.acquire(entry("a"))
     with cache.acquire(entry("a")) as lease:
         assert os.path.exists(lease.path)
 
 
 def test_slow_maker_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "_STUCK_SECONDS", 0.1)
+    monkeypatch.setattr(cache_locks, "_STUCK_SECONDS", 0.1)
     cache, begun = ShardCache(tmp_path, 1000), threading.Event()
 
     def make(target):
@@ -299,11 +298,48 @@ def test_what_is_planned_is_not_dropped_for_room_to_spare(tmp_path):
     cache.plan(0, [])
 
 
-def test_locks_do_not_pile_up(tmp_path):
+def test_locks_do_not_pile_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_locks, "_NUM_FILES", 3)
     cache = ShardCache(tmp_path, 100)
     for number in range(30):
         use(cache, f"{number}")
-    assert os.listdir(tmp_path / "locks") == []
+        use(cache, f"{number}.gz")
+    assert len(os.listdir(tmp_path / "locks")) <= 6
+
+
+def test_copies_that_share_a_lock(tmp_path, monkeypatch):
+    """One waits for the other, drops what a dead one left, and a copy of a copy for nobody."""
+    monkeypatch.setattr(cache_locks, "_NUM_FILES", 1)
+    cache, begun, end = ShardCache(tmp_path, 30), threading.Event(), threading.Event()
+
+    def make(target):
+        begun.set()
+        assert end.wait(20)
+        with open(target, "r+b") as file:
+            file.write(b"s" * 10)
+
+    maker = threading.Thread(target=lambda: cache.acquire(Entry("s", 10, True, make)).close())
+    maker.start()
+    assert begun.wait(20)
+    second = threading.Thread(target=use, args=(cache, "t"))
+    second.start()
+    use(cache, "u.gz")  # The other kind: it waits for neither.
+    assert held(cache) == ["s.part", "u.gz"]
+    end.set()
+    maker.join()
+    second.join()
+    assert held(cache) == ["s", "t", "u.gz"]
+    (tmp_path / "copies" / "dead.part").write_bytes(b"x" * 25)
+    cache.plan(0, ["t", "u.gz", "v"])
+    (tmp_path / "held").unlink()
+
+    def unpack(target):
+        with cache.acquire(entry("v.gz")), open(target, "r+b") as file:
+            file.write(b"v" * 10)
+
+    cache.acquire(Entry("v", 10, True, unpack)).close()
+    assert held(cache) == ["t", "v", "v.gz"]
+    cache.plan(0, [])
 
 
 @pytest.mark.parametrize("count", [b"", b"0", b"\xff" * 99, b"00000000 [[], 0, [], 99]", None])
@@ -432,7 +468,7 @@ def _use_many(folder, seed, num_steps, budget):
 
 def _is_bound(cache):
     """True if the count, if there is one, is no less than what is held."""
-    with cache._locked():
+    with cache._locks.room():
         if cache._count._read() is None:
             return True
         making = {f"{name}.part" for name in cache._count.making()}
@@ -466,39 +502,102 @@ def test_count_is_never_too_low_whatever_is_killed(tmp_path, num_kills):
     assert most <= budget + 2 * 50  # What a killed process needed at once.
 
 
-def test_lock_file_that_its_holder_removes(tmp_path):
-    """However many wait for it, one holds it at a time, and none is left."""
-    path, inside, most = str(tmp_path / "lock"), [], []
+def _note_makers(folder, log, seed, num_steps):
+    """Uses copies that other processes use too, and some that they do not; returns what was made.
 
-    def work():
-        for _ in range(200):
-            with locked(path, 20, discard=True):
-                inside.append(1)
-                most.append(len(inside))
-                inside.pop()
+    Each copy is made in the presence of a file that nobody else may find.
+    """
+    cache = ShardCache(folder, 100)
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(most) == 1200
-    assert set(most) == {1}
-    assert os.listdir(tmp_path) == []
+    def make(name):
+        def fill(target):
+            inside = f"{log}.{name}"
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))
+            with open(target, "r+b") as file:
+                file.write(name[-1].encode() * 20)
+            os.unlink(inside)
+
+        return fill
+
+    for step in range(num_steps):
+        name = f"same{step % 6}" if step % 2 else f"own{seed}{step % 7}"
+        with cache.acquire(Entry(name, 20, True, make(name))) as lease, open(lease.path) as file:
+            assert file.read() == name[-1] * 20
+    return cache.num_bytes()
 
 
-def test_lock_file_that_goes_between_opening_and_locking(tmp_path, monkeypatch):
-    path, flock = str(tmp_path / "lock"), fcntl.flock
-    first, second = locked(path, 0, discard=True), locked(path, 0)
-    first.__enter__()
+def test_four_processes_make_the_same_and_other_copies(tmp_path):
+    """34 copies of 20 bytes in a budget of 100, and nobody makes what another one is making."""
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        arguments = [(tmp_path / "cache", tmp_path / "log", seed, 60) for seed in range(4)]
+        found = pool.starmap(_note_makers, arguments, chunksize=1)
+    # While others are in use, the budget is exceeded by what is needed at the time.
+    assert max(found) <= 100 + 3 * 20
+    cache = ShardCache(tmp_path / "cache", 100)
+    use(cache, "last", size=20)
+    assert cache.num_bytes() <= 100
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("log")]
 
-    def late(fd, operation):
-        monkeypatch.setattr(fcntl, "flock", flock)
-        first.__exit__(None, None, None)
-        second.__enter__()
-        flock(fd, operation)
 
-    monkeypatch.setattr(fcntl, "flock", late)
-    with pytest.raises(TimeoutError, match="held by another"), locked(path, 0):
-        pass
-    second.__exit__(None, None, None)
+def _make_for_ever(folder, ready):
+    def make(target):
+        ready.set()
+        time.sleep(60)
+
+    ShardCache(folder, 100).acquire(Entry("a", 10, True, make))
+
+
+def test_copy_of_a_killed_maker_is_made_by_who_waits_for_it(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    ready, start = context.Event(), time.monotonic()
+    maker = context.Process(target=_make_for_ever, args=(tmp_path, ready))
+    maker.start()
+    assert ready.wait(30)
+    cache, found = ShardCache(tmp_path, 100), []
+    waiter = threading.Thread(target=lambda: found.append(cache.acquire(entry("a"))))
+    waiter.start()
+    waiter.join(0.3)
+    assert not found
+    os.kill(maker.pid, signal.SIGKILL)
+    waiter.join(20)
+    maker.join()
+    assert found[0].path.endswith("/a")
+    assert time.monotonic() - start < 50  # Nobody had to find out that it has stopped.
+    found[0].close()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork_while_a_copy_is_made(tmp_path):
+    """The child neither holds the lock nor lets it go, and outlives the parent's holding it."""
+    cache, begun, end = ShardCache(tmp_path, 100), threading.Event(), threading.Event()
+
+    def make(target):
+        begun.set()
+        assert end.wait(30)
+        with open(target, "r+b") as file:
+            file.write(b"a" * 10)
+
+    maker = threading.Thread(target=lambda: cache.acquire(Entry("a", 10, True, make)).close())
+    maker.start()
+    assert begun.wait(20)
+    go, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        with cache._locks.abandoned("a", "b") as gone:
+            os.write(done[1], b"01"[gone : gone + 1])
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        assert os.read(done[0], 1) == b"0"
+        with cache._locks.abandoned("a", "b") as gone:
+            assert not gone  # What the child closed was its own.
+        end.set()
+        maker.join()
+        with cache._locks.abandoned("a", "b") as gone:
+            assert gone  # Though the child, which was forked while it was held, still lives.
+    finally:
+        os.write(go[1], b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        for fd in (*go, *done):
+            os.close(fd)

@@ -339,3 +339,34 @@ def test_dead_network_is_given_up_soon():
     with pytest.raises(OSError, match="'far'"):
         Dataset.from_path("far", "s3://bucket/x.jsonl", storage_options=options)
     assert time.monotonic() - start < 20
+
+
+class OwnError(Exception):
+    """What a store of its own kind raises."""
+
+
+@pytest.mark.parametrize(
+    ("error", "num_calls", "kind"),
+    [
+        (OwnError("slow down"), 4, ConnectionError),
+        (TimeoutError("late"), 4, TimeoutError),
+        (FileNotFoundError("gone"), 1, FileNotFoundError),
+        (ValueError("bad"), 1, ValueError),
+        (KeyboardInterrupt("now"), 1, KeyboardInterrupt),
+    ],
+)
+def test_what_is_tried_again(monkeypatch, error, num_calls, kind):
+    monkeypatch.setattr(fetch, "_FIRST_DELAY", 0.001)
+    errors = [error] * 9
+
+    def call():
+        if errors:
+            raise errors.pop()
+        return 7
+
+    with pytest.raises(kind, match=str(error)):
+        fetch.with_retries(call)
+    assert len(errors) == 9 - num_calls
+    if num_calls > 1:
+        del errors[3:]
+        assert fetch.with_retries(call) == 7

@@ -14,20 +14,17 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from zephon_jax.cache_count import PART, HeldCount
+from zephon_jax.cache_locks import CacheLocks
 from zephon_jax.cache_plans import Plans
-from zephon_jax.file_lock import locked
 
 __all__ = ["FULL_DISK", "Entry", "Lease", "ShardCache", "default_folder"]
 
 # What the system says of a full disk.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
-# A copy that grows by nothing for twice this long is not being made any more.
-_STUCK_SECONDS = 60.0
-_LONGEST_SECONDS = 3600.0
 # Where copies have to go, this share of the budget goes with them if nobody has planned it, so
 # that not each of many small copies takes a listing.
 _SPARE_SHARE = 64
@@ -89,14 +86,14 @@ class ShardCache:
         self.folder = os.fspath(folder)
         self.max_bytes = max_bytes
         self._copies = os.path.join(self.folder, "copies")
-        self._locks = os.path.join(self.folder, "locks")
+        self._locks = CacheLocks(self.folder)
         self._plans = Plans(os.path.join(self.folder, "plans"))
         self._count = HeldCount(os.path.join(self.folder, "held"), self._copies)
         self._make_folders()
 
     def _make_folders(self) -> None:
-        for path in (self._copies, self._locks):
-            os.makedirs(path, exist_ok=True)
+        os.makedirs(self._copies, exist_ok=True)
+        self._locks.make_folder()
 
     def plan(self, owner: Hashable, names: Sequence[str]) -> None:
         """Makes known which copies an owner will use, in order of first use."""
@@ -119,7 +116,7 @@ class ShardCache:
             return lease
         try:
             self._make_folders()  # Who cleans up a cache may take them away.
-            with self._only_maker(entry.name):
+            with self._locks.maker(entry.name, self._newest):
                 if lease := self._open(entry.name):
                     return lease
                 if not self._make_room(entry, ahead):
@@ -133,32 +130,6 @@ class ShardCache:
                 f"the disk of the cache folder {self.folder} is full. Free some space, or set "
                 "ZEPHON_JAX_CACHE to a folder on another disk",
             ) from error
-
-    @contextlib.contextmanager
-    def _only_maker(self, name: str) -> Iterator[None]:
-        """Waits while another thread or process makes a copy, as long as it gets on with it."""
-        path, start, before = self._lock_of(name), time.monotonic(), None
-        with contextlib.ExitStack() as stack:
-            while True:
-                try:
-                    stack.enter_context(locked(path, _STUCK_SECONDS, discard=True))
-                    break
-                except TimeoutError:
-                    now = self._newest()
-                    if now == before or time.monotonic() - start > _LONGEST_SECONDS:
-                        raise TimeoutError(
-                            f"the lock {path} is held by a process that has stopped making its "
-                            "copy. End that process, or name another folder with ZEPHON_JAX_CACHE"
-                        ) from None
-                    before = now
-            yield
-
-    def _lock_of(self, name: str) -> str:
-        return os.path.join(self._locks, name)
-
-    def _locked(self) -> contextlib.AbstractContextManager[None]:
-        """Holds the lock of the folder: room is taken, and copies appear and go, under it."""
-        return locked(os.path.join(self.folder, "lock"), _STUCK_SECONDS)
 
     def _newest(self) -> float:
         """When anything in the cache was last written."""
@@ -211,7 +182,7 @@ class ShardCache:
     def _settle(self, entry: Entry, size: int) -> None:
         """Gives a copy that is made its name."""
         path = os.path.join(self._copies, entry.name)
-        with self._locked():
+        with self._locks.room():
             self._count.settle(entry.name, size)
             os.replace(path + PART, path)
             _unlink(path + PART + ".done")
@@ -236,14 +207,14 @@ class ShardCache:
                 _unlink(part)
                 _unlink(part + ".done")
                 return False
-            with self._locked():
+            with self._locks.room():
                 self._drop_until(0, keep=entry.name)
             time.sleep(pause or 0)
         return False
 
     def _make_room(self, entry: Entry, ahead: bool) -> bool:
         part = os.path.join(self._copies, entry.name + PART)
-        with self._locked():
+        with self._locks.room():
             room = self.max_bytes - entry.size
             if not self._count.fits(room, without=entry.name):
                 fits = self._drop_until(room, keep=entry.name, only_later=ahead)
@@ -262,7 +233,7 @@ class ShardCache:
         With `only_later`, only those whose next use comes after that of `keep` may go.
         """
         copies = sorted(self._list(), key=lambda copy: copy[2])  # Oldest use first.
-        making = self._being_made([name for name, _, _ in copies])
+        making = self._being_made([name for name, _, _ in copies], keep)
         others = {name: size for name, size, _ in copies if name.removesuffix(PART) != keep}
         excess = sum(others.values()) - max_bytes
         dropped = self._drop_some(others, excess, keep, only_later) if excess > 0 else set()
@@ -285,33 +256,30 @@ class ShardCache:
             unwanted = rank == never and sizes[name] - excess < spare
             if rank <= limit or (excess <= 0 and not unwanted):
                 break
-            if self._drop(name):
+            if self._drop(name, keep):
                 dropped.add(name)
                 excess -= sizes[name]
         return dropped
 
-    def _being_made(self, held: Sequence[str]) -> list[str]:
-        """Names of the copies that a thread or process is making now."""
+    def _being_made(self, held: Sequence[str], mine: str) -> list[str]:
+        """Names of the copies that a thread or process is making now, and maybe some more."""
         parts = {name.removesuffix(PART) for name in held if name.endswith(PART)}
         making = []
         for name in sorted(parts.union(self._count.making())):
-            try:
-                with locked(self._lock_of(name), timeout=0, discard=True):
-                    pass  # Its process is gone.
-            except TimeoutError:
-                making.append(name)
+            with self._locks.abandoned(name, mine) as gone:
+                if not gone:
+                    making.append(name)
         return making
 
-    def _drop(self, name: str) -> bool:
+    def _drop(self, name: str, mine: str) -> bool:
         """Removes a copy or a part that nobody uses."""
         path = os.path.join(self._copies, name)
         if name.endswith(PART):
-            lock = locked(self._lock_of(name.removesuffix(PART)), timeout=0, discard=True)
-            with contextlib.suppress(TimeoutError), lock:
-                _unlink(path)
-                _unlink(path + ".done")
-                return True
-            return False
+            with self._locks.abandoned(name.removesuffix(PART), mine) as gone:
+                if gone:
+                    _unlink(path)
+                    _unlink(path + ".done")
+            return gone
         try:
             fd = os.open(path, os.O_RDONLY)
         except FileNotFoundError:

@@ -7,8 +7,6 @@ stopped.
 from __future__ import annotations
 
 import os
-import random
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from typing import Any, TypeVar
@@ -34,28 +32,35 @@ _LOOK_SECONDS = 0.5
 _PART_BYTES = 8 << 20
 
 
-def with_retries(call: Callable[[], T], num_attempts: int | None = None) -> T:
+def with_retries(call: Callable[[], T]) -> T:
     """Calls again after an error that may pass, with growing pauses.
 
     A missing or forbidden file, bad data, a package that is not installed and a value of the wrong
     type do not pass. Everything else that a file system raises does: object stores report
     throttling and broken connections in many ways.
+
+    Raises:
+      ConnectionError: For what is not of a built-in kind and has not passed.
     """
-    attempts = _NUM_ATTEMPTS if num_attempts is None else num_attempts
-    start = time.monotonic()
-    for attempt in range(attempts):
-        try:
-            return call()
-        except _LASTING:
-            raise
-        except Exception as error:
-            if attempt == attempts - 1 or time.monotonic() - start > _MAX_SECONDS:
-                if isinstance(error, OSError):
-                    raise
-                raise ConnectionError(f"{type(error).__name__}: {error}") from error
-        delay = min(_MAX_DELAY, _FIRST_DELAY * 2**attempt)
-        time.sleep(delay * random.uniform(0.5, 1.0))
-    raise AssertionError("num_attempts is at least 1")
+    import tenacity  # It imports the networking frameworks that it can work with.
+
+    again = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_may_pass),
+        stop=tenacity.stop_after_attempt(_NUM_ATTEMPTS) | tenacity.stop_after_delay(_MAX_SECONDS),
+        wait=tenacity.wait_exponential(_FIRST_DELAY, _MAX_DELAY)
+        + tenacity.wait_random(0, _FIRST_DELAY),
+        reraise=True,
+    )
+    try:
+        return again(call)
+    except (OSError, *_LASTING):
+        raise
+    except Exception as error:
+        raise ConnectionError(f"{type(error).__name__}: {error}") from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, Exception) and not isinstance(error, _LASTING)
 
 
 def range_reader(url: str, storage_options: Mapping[str, Any] | None) -> FetchRange:
