@@ -7,7 +7,9 @@ is. The schedule says which shards come next, so a few threads make their copies
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import math
 import os
 import threading
 import time
@@ -41,6 +43,31 @@ class Shard(NamedTuple):
     storage_options: Mapping[str, Any] | None = None
 
 
+class _Plan:
+    """An owner's copies that may have to be made, in order of use.
+
+    Those that were found in the cache are passed over once, not at every look.
+    """
+
+    def __init__(self, entries: Sequence[Entry]):
+        self._left = deque(enumerate(entries))
+
+    def first(
+        self, before: float, waits: Callable[[str], bool], has: Callable[[str], bool]
+    ) -> tuple[int, Entry] | None:
+        """The rank and copy of the first one that is missing, if its rank is below `before`."""
+        waiting, found = [], None
+        while found is None and self._left and self._left[0][0] < before:
+            rank, entry = self._left.popleft()
+            if waits(entry.name):
+                waiting.append((rank, entry))
+            elif not has(entry.name):
+                waiting.append((rank, entry))
+                found = rank, entry
+        self._left.extendleft(reversed(waiting))
+        return found
+
+
 class Stager:
     """Makes copies in a cache folder, now or ahead of need. Safe to share between threads.
 
@@ -54,7 +81,7 @@ class Stager:
         self._cache: ShardCache | None = None
         self._pool: DaemonThreads | None = None
         self._changed = threading.Condition()  # Its lock guards all below, and is reentrant.
-        self._plans: dict[Hashable, list[Entry]] = {}
+        self._plans: dict[Hashable, _Plan] = {}
         self._busy: set[str] = set()
         self._full_until = 0.0  # No room before, unless plans change.
         self._retry_at: dict[str, float] = {}
@@ -119,7 +146,7 @@ class Stager:
             self._plans.pop(owner, None)
             self._full_until = 0.0
             if entries:
-                self._plans[owner] = entries
+                self._plans[owner] = _Plan(entries)
                 self._start_threads()
             self._changed.notify_all()
 
@@ -201,18 +228,19 @@ class Stager:
 
     def _pick(self) -> Entry | None:
         """Returns the planned copy with the nearest use that nobody is making."""
-        now, best = time.monotonic(), None
+        now = time.monotonic()
         if now < self._full_until:
             return None
-        for entries in self._plans.values():
-            for rank, entry in enumerate(entries):
-                if best is not None and rank >= best[0]:
-                    break
-                waiting = entry.name in self._busy or self._retry_at.get(entry.name, 0) > now
-                if not waiting and self._cache and not self._cache.has(entry.name):
-                    best = (rank, entry)
-                    break
-        return best[1] if best else None
+
+        def waits(name: str) -> bool:
+            return name in self._busy or self._retry_at.get(name, 0) > now
+
+        rank, picked = math.inf, None
+        for plan in self._plans.values():
+            found = plan.first(rank, waits, self.cache.has)
+            if found is not None:
+                rank, picked = found
+        return picked
 
     def _make_ahead(self, entry: Entry, end_turn: Callable[[], None]) -> None:
         def make(target: str) -> None:
@@ -237,6 +265,7 @@ class Stager:
             self._changed.notify_all()
 
 
+@functools.lru_cache(1 << 16)  # A plan names all of its shards again with each chunk.
 def _name(file: File, kind: str = "") -> str:
     """A name that only this version of this file has."""
     digest = hashlib.blake2b(
