@@ -190,9 +190,6 @@ def test_a_process_without_a_cpu_platform_computes_with_numpy_and_says_so():
                 warnings.simplefilter("always")
                 zx.use_backend("jax")
                 run_and_compare("numpy")
-                rare = quota.shares([10_000] + [1] * 20, 64)
-                rows, _ = backend.quota_rows(rare, quota.init_carry(rare), 3000)
-                assert (rows.sum(axis=0) == quota.drawn_after(rare, 3000, _[-1])).all()
             (warning,) = caught
             print(warning.message)
             from jax._src import xla_bridge

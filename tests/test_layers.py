@@ -16,7 +16,18 @@ PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
     ["_xp", "per_process"],
     ["weights", "keys", "balance", "token_ratios"],
-    ["quota", "swrr", "lattice", "permutation", "cursor", "draws", "lanes", "kernels", "backend"],
+    [
+        "quota",
+        "rare",
+        "swrr",
+        "lattice",
+        "permutation",
+        "cursor",
+        "draws",
+        "lanes",
+        "kernels",
+        "backend",
+    ],
     ["allocation", "costs", "virtual_time"],
     [
         "reading",
@@ -54,6 +65,9 @@ def test_schedules_need_neither_jax_nor_grain():
         "chunk, state = source.next_chunk(source.init()); chunk.order(); source[3]; len(source)\n"
         "zx.decode_state(source, zx.encode_state(state))\n"
         "zx.simulate(source, num_lanes=2); source.locate((0, 0, 7)); zx.audit(source, [state])\n"
+        "rare = source.replace(datasets=[toy, zx.Dataset.from_counts('rare', [9])],\n"
+        "    mixture={'toy': 1, 'rare': 0.0001}, exhausted_policy='repeat')\n"
+        "zx.simulate(rare, 5000)\n"
         "print(json.dumps([m for m in ('jax', 'grain', 'array_record') if m in sys.modules]))"
     )
     assert loaded == []

@@ -218,12 +218,12 @@ def test_shell_state_is_plain_json():
 
 def test_restore_does_not_walk(monkeypatch):
     """A restore costs the same at chunk 10 and at chunk 10 million: nothing is walked through."""
-    from zephon_jax import quota
+    from zephon_jax import quota, rare
 
     # A component below one sample a chunk, and no short period: nothing has a closed form.
     weights = [0.52203, 0.4779699, 0.0000001]
     walked = {"chunks": 0}
-    step, forward = quota.step, quota.forward
+    step, forward = quota.step, rare.forward
 
     def counted_step(shares, carry):
         walked["chunks"] += 1
@@ -240,7 +240,7 @@ def test_restore_does_not_walk(monkeypatch):
     assert not source.eras.start().era.allocation.closed
     saved = [zx.encode_state(source.seek(g)) for g in (10, 103_457)]
     monkeypatch.setattr(quota, "step", counted_step)
-    monkeypatch.setattr(quota, "forward", counted_forward)
+    monkeypatch.setattr(rare, "forward", counted_forward)
     costs = []
     for data in saved:
         fresh = make()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax import kernels, permutation, quota, swrr
+from zephon_jax import kernels, permutation, quota, rare, swrr
 from zephon_jax.kernels import compiled, finish_compiling
 
 __all__ = [
@@ -23,17 +23,14 @@ __all__ = [
     "advance_carry",
     "compiled",
     "finish_compiling",
-    "quota_rows",
     "rounds",
     "swrr_orders",
     "use_backend",
 ]
 
 BACKENDS = ("numpy", "jax")
-_MAX_RARE = 64  # up to here following the rare components alone is faster than stepping all
 _ROWS = 32  # chunks whose round robins are computed side by side
 _WALKED = 2048  # chunks; up to here stepping takes less time than to start a compiler
-_SCAN = 8192  # chunks of one compiled scan
 _LEAST = 2048  # elements for which calling a kernel pays
 _MOST = 1 << 18  # permutations whose fields are put on the device
 _MAX_GRIDS = 16
@@ -189,8 +186,8 @@ def _advance(shares: quota.Shares, carry: Any, num_chunks: Any) -> Any:
 
 def advance_carry(shares: quota.Shares, carry: np.ndarray, start: int, stop: int) -> np.ndarray:
     """The carry after `stop` chunks, from the one after `start` of them: int32 (k,)."""
-    if quota.rare_components(shares).size <= _MAX_RARE:
-        return quota.forward(shares, carry, start, stop)
+    if rare.rare_components(shares).size <= rare.FOLLOWED:
+        return rare.forward(shares, carry, start, stop)
     num_chunks = np.asarray(stop - start, dtype=np.int32)
     if _chosen == "jax":
         after = kernels.attempt(
@@ -203,47 +200,3 @@ def advance_carry(shares: quota.Shares, carry: np.ndarray, start: int, stop: int
     for _ in range(stop - start):
         carry = quota.step(shares, carry)[1]
     return carry
-
-
-def _scan_quotas(shares: quota.Shares, carry: Any) -> Any:
-    import jax
-
-    def step(carry: Any, _: Any) -> Any:
-        quotas, carry = quota.step(shares, carry)
-        return carry, (quotas, carry)
-
-    return jax.lax.scan(step, carry, length=_SCAN)[1]
-
-
-def quota_rows(
-    shares: quota.Shares, carry: np.ndarray, num_chunks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Quotas of consecutive chunks and the carry after each: int32 (n, k) both.
-
-    Long stretches are scanned by a compiled kernel whatever the choice: it takes a fiftieth of the
-    time.
-    """
-    if _chosen == "jax" or (num_chunks > _WALKED and kernels.why_not() is None):
-        rows = kernels.attempt(
-            ("quotas", carry.size), _scan_quotas, (shares, carry),
-            lambda kernel: _scanned(kernel, shares, carry, num_chunks), wait=True,
-        )  # fmt: skip
-        if rows is not None:
-            return rows
-    rows = np.empty((2, num_chunks, carry.size), dtype=np.int32)
-    for n in range(num_chunks):
-        rows[0, n], carry = quota.step(shares, carry)
-        rows[1, n] = carry
-    return rows[0], rows[1]
-
-
-def _scanned(
-    kernel: Callable[..., Any], shares: quota.Shares, carry: np.ndarray, num_chunks: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Scans so many chunks with a kernel that does a fixed number at a time."""
-    parts = []
-    for begin in range(0, num_chunks, _SCAN):
-        quotas, carries = kernel(shares, carry)
-        parts.append((quotas[: num_chunks - begin], carries[: num_chunks - begin]))
-        carry = carries[-1]
-    return np.concatenate([q for q, _ in parts]), np.concatenate([c for _, c in parts])

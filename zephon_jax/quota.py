@@ -31,12 +31,11 @@ __all__ = [
     "exact_weights",
     "fixed_shares",
     "fixed_shares_of",
-    "forward",
     "init_carry",
     "is_closed_form",
     "period",
     "quotas_between",
-    "rare_components",
+    "rank",
     "shares",
     "shares_of",
     "steady_carry",
@@ -44,7 +43,6 @@ __all__ = [
 ]
 
 MAX_CHUNK_SIZE = 1 << 28
-_BLOCK = 2048  # chunks looked at together in `forward`
 _SMALL = 32  # up to here ranks come from comparing all pairs, which needs no sort
 
 
@@ -157,7 +155,7 @@ def init_carry(shares: Shares) -> np.ndarray:
     return np.zeros(shares.rem.shape, dtype=np.int32)
 
 
-def _rank(xp: Any, value: Array) -> Array:
+def rank(xp: Any, value: Array) -> Array:
     """Place of each element in ascending order, ties to the earlier: int32, along the last axis."""
     k = value.shape[-1]
     if xp is np and value.ndim == 2 and k <= _SMALL:  # many at once, one component after another
@@ -205,12 +203,12 @@ def step(shares: Shares, carry: Array) -> tuple[Array, Array]:
     carry = total - floor * unit
     missing = shares.chunk_size - xp.sum(quotas, axis=-1, dtype=xp.int32)
     if xp is not np or missing > 0:
-        gets = (_rank(xp, -carry) < missing).astype(xp.int32)
+        gets = (rank(xp, -carry) < missing).astype(xp.int32)
         quotas, carry = quotas + gets, carry - gets * unit
     if xp is not np or missing < 0:
         # The carry stays below 2^31 - 1, so components that have nothing to give rank last.
         key = xp.where(quotas > 0, carry, xp.iinfo(xp.int32).max)
-        pays = (_rank(xp, key) < -missing).astype(xp.int32)
+        pays = (rank(xp, key) < -missing).astype(xp.int32)
         quotas, carry = quotas - pays, carry + pays * unit
     return quotas, carry
 
@@ -245,88 +243,8 @@ def steady_carry(shares: Shares, num_chunks: int | np.ndarray) -> np.ndarray:
     owed = rounds * shares.rem.astype(np.int64)
     residue = owed - owed // unit * unit  # NumPy divides by a scalar faster than it takes rests
     missing = residue.sum(axis=-1, keepdims=True) // unit
-    gets = _rank(np, -residue) < missing
+    gets = rank(np, -residue) < missing
     return np.where(gets, residue - unit, residue).astype(np.int32)
-
-
-def rare_components(shares: Shares) -> np.ndarray:
-    """Components that get less than one sample a chunk: the only ones with a memory, int64 (t,)."""
-    return np.flatnonzero((np.asarray(shares.whole) == 0) & (np.asarray(shares.rem) > 0))
-
-
-def _rare_events(shares: Shares, rare: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, ...]:
-    """What the memory of rare components follows from, for many chunks at once.
-
-    Returns:
-      For chunks (n,): the slots missing if nobody were ahead, (n,); which rare component comes to
-      a whole sample, (t, n); its residue, (t, n); and how many others have a larger one, (t, n).
-    """
-    unit = int(shares.unit)
-    residue = (chunks % unit)[:, None] * shares.rem.astype(np.int64) % unit
-    missing = residue.sum(axis=1) // unit
-    common = np.delete(residue, rare, axis=1)
-    places = np.delete(np.arange(residue.shape[1]), rare)
-    mine = residue[:, rare].T
-    behind = np.empty_like(mine)
-    for t, d in enumerate(rare.tolist()):
-        one = mine[t][:, None]
-        behind[t] = ((common > one) | ((common == one) & (places < d))).sum(axis=1)
-    return missing, mine < shares.rem[rare][:, None], mine, behind
-
-
-def forward(shares: Shares, carry: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Goes from the carry after `start` chunks to the one after `stop`, on the host.
-
-    Components with a whole sample a chunk have a closed form. A rare one that has won a slot
-    before its time waits until it comes to a whole sample, and forgets: whether it is ahead is
-    all that is stepped through. Equal to stepping with `step`; the tests compare them.
-
-    Args:
-      shares: From `shares` or `fixed_shares`.
-      carry: int32 (k,), the carry after `start` chunks.
-      start: Chunks since the carry was zero.
-      stop: Chunks since the carry was zero, not below `start`.
-
-    Returns:
-      int32 (k,).
-    """
-    rare = rare_components(shares)
-    ahead = [bool(a < 0) for a in carry[rare]]
-    sure, sure_ahead = start, None  # the last chunk without a surplus, whose carry is plain
-    for first in range(start + 1, stop + 1, _BLOCK):
-        chunks = np.arange(first, min(first + _BLOCK, stop + 1))
-        missing, whole, residue, behind = _rare_events(shares, rare, chunks)
-        rows = zip(
-            chunks.tolist(), missing.tolist(), whole.T.tolist(), residue.T.tolist(),
-            behind.T.tolist(), strict=True,
-        )  # fmt: skip
-        for n, slots, comes, owed, larger in rows:
-            ahead = [a and not c for a, c in zip(ahead, comes, strict=True)]
-            left = slots - sum(ahead)
-            if left >= 0:
-                sure, sure_ahead = n, ahead
-            if left > 0:
-                waiting = [(-owed[t], t) for t, a in enumerate(ahead) if not a]
-                waiting.sort()
-                # Those before it in line are rare too and ahead of it, or counted in `larger`.
-                won = [t for place, (_, t) in enumerate(waiting) if larger[t] + place < left]
-                ahead = [a or t in won for t, a in enumerate(ahead)]
-    if sure_ahead is not None:
-        carry = _plain_carry(shares, sure, rare, np.asarray(sure_ahead, dtype=bool))
-    for _ in range(stop - sure):
-        carry = step(shares, carry)[1]
-    return carry
-
-
-def _plain_carry(
-    shares: Shares, num_chunks: int, rare: np.ndarray, ahead: np.ndarray
-) -> np.ndarray:
-    """The carry after a chunk without surplus, from who was ahead before its slots were dealt."""
-    unit = int(shares.unit)
-    owed = num_chunks % unit * shares.rem.astype(np.int64) % unit
-    owed[rare] -= ahead * unit
-    gets = _rank(np, -owed) < int(owed.sum()) // unit
-    return (owed - gets * unit).astype(np.int32)
 
 
 def quotas_between(shares: Shares, carry: np.ndarray, next_carry: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """A run in stretches of chunks with their quotas, many at a time and without samples.
 
 What `next_chunk` draws one chunk at a time is worked out here for thousands: in closed form where
-the mixture has one, by a compiled scan where it has not.
+the mixture has one, and by following its rare components alone where it has not.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax import backend, quota
+from zephon_jax import quota, rare
 from zephon_jax.allocation import Allocation
 from zephon_jax.contract import never_ends
 from zephon_jax.eras import UNCAPPED, Eras, Position
@@ -162,7 +162,7 @@ def _quotas(
         carries = quota.steady_carry(shares, np.arange(since, since + num_chunks + 1))
         quotas, carries = quota.quotas_between(shares, carries[:-1], carries[1:]), carries[1:]
     else:
-        quotas, carries = backend.quota_rows(shares, carry, num_chunks)
+        quotas, carries = rare.quota_rows(shares, carry, since, num_chunks)
     return quotas.astype(np.int64), carries[-1]
 
 

@@ -20,6 +20,8 @@ from zephon_jax.static_mixture import StaticMixtureWorkSource
 __all__ = ["simulate"]
 
 _MOST_NUMBERS = 1 << 23  # rows x components kept, before rows are put together
+_MOST_LANES = 1 << 26  # lanes x components
+_MOST_CHUNKS = (1 << 63) - 1  # what 64 bits hold
 
 
 class _Rows(NamedTuple):
@@ -172,8 +174,7 @@ def simulate(
 ) -> Simulation:
     """Works out what a run draws, without reading data or making sample ids.
 
-    A mixture is worked out thousands of chunks at a time (by a kernel that JAX compiles for the
-    CPU where there is no closed form); any other source is stepped through.
+    A mixture is worked out thousands of chunks at a time; any other source is stepped through.
 
     Args:
       source: Any source.
@@ -204,15 +205,17 @@ def simulate(
     """
     check_source(source)
     if num_chunks is not None:
-        num_chunks = as_int(num_chunks, "num_chunks", 0)
-    num_lanes = check_lane(0, num_lanes)[1]
+        num_chunks = as_int(num_chunks, "num_chunks", 0, _MOST_CHUNKS)
     names = tuple(source.component_ids())
+    num_lanes = _check_lanes(num_lanes, len(names))
     sums = _Sums(
         num_components=len(names),
         num_lanes=num_lanes,
-        stride=1 if stride is None else as_int(stride, "stride", 1),
+        stride=1 if stride is None else as_int(stride, "stride", 1, _MOST_CHUNKS),
         fixed_stride=stride is not None,
     )
+    if window is None and cache_bytes is not None:
+        raise ValueError("cache_bytes says nothing without window=, chunks in a window of reads.")
     for stretch in stretches(source, num_chunks, num_lanes):
         sums.add(stretch)
         if progress is not None:
@@ -220,9 +223,18 @@ def simulate(
     reads = None
     if window is not None:
         reads = shard_reads(source, sums.num_chunks, window, cache_bytes)
-    elif cache_bytes is not None:
-        raise ValueError("cache_bytes says nothing without window=, chunks in a window of reads.")
     return _record(source, names, sums, reads)
+
+
+def _check_lanes(num_lanes: Any, num_components: int) -> int:
+    num_lanes = check_lane(0, num_lanes)[1]
+    if num_lanes * max(1, num_components) > _MOST_LANES:
+        raise ValueError(
+            f"the record holds the samples of each component in each lane, at most {_MOST_LANES:,}"
+            f" numbers; got num_lanes = {num_lanes} and {num_components} components. Simulate"
+            " fewer lanes."
+        )
+    return num_lanes
 
 
 def _record(
