@@ -206,3 +206,11 @@ def test_bad_input():
     for make in (zx.stamp_exhausted, lambda lane: zx.FlushIterDataset(lane, noisy)):
         with pytest.raises(TypeError, match="right behind a lane"):
             iter(make(numbers))
+        for held_back in (
+            grain.experimental.WindowShuffleIterDataset(lane, window_size=7, seed=0),
+            grain.experimental.ThreadPrefetchIterDataset(lane, prefetch_buffer_size=5),
+            lane.batch(2),
+        ):
+            with pytest.raises(TypeError, match=r"right behind a lane; got \w+ there"):
+                iter(make(held_back))
+        assert next(iter(make(lane.seed(3)))) is not None

@@ -17,7 +17,7 @@ __all__ = [
     "distributed_hosts",
     "flat_mapped",
     "packed",
-    "root_of",
+    "replace_parent",
     "set_next_index",
 ]
 
@@ -148,8 +148,12 @@ class _TupleStatesIterator(grain.DatasetIterator):
         self._parent.set_state({**state, "remainder_slices": tuples})
 
 
-def root_of(iterator: Any) -> Any:
-    """The iterator at the source of a Grain iterator; itself where it has several parents."""
-    while len(getattr(iterator, "_parents", ())) == 1:
-        iterator = iterator._parents[0]
-    return iterator
+def replace_parent(iterator: grain.DatasetIterator, parent: grain.DatasetIterator) -> None:
+    """Closes what a Grain iterator of one parent reads from, and gives it another to read from."""
+    iterator._parents[0].close()
+    iterator._parents = (parent,)
+    trees = [parent]
+    while trees:  # Options belong to all iterators of a pipeline together.
+        current = trees.pop()
+        current._ctx = iterator._ctx
+        trees.extend(current._parents)

@@ -9,23 +9,26 @@ from __future__ import annotations
 
 import base64
 import logging
-import math
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import grain
-import numpy as np
 
+from zephon_jax import _compat
 from zephon_jax._xp import as_int
-from zephon_jax.balance import Balance, Weights
+from zephon_jax.balance import Balance
+from zephon_jax.held_records import Held, HeldRecords
 from zephon_jax.keys import digest_words
 from zephon_jax.lane_transforms import EXHAUSTED
+from zephon_jax.record_weights import RecordWeights
 from zephon_jax.weights import MixtureSpec, exact_weight, integer_weights
 
 __all__ = ["EnsureMixture"]
 
 _LOG = logging.getLogger(__name__)
+
+_TOLD = frozenset(16**n for n in range(16))  # numbers of dropped records that the log tells
+_WAIT = 16  # windows that are dropped at most for a component of which nothing has come
 
 
 class EnsureMixture(grain.IterDataset):
@@ -35,28 +38,31 @@ class EnsureMixture(grain.IterDataset):
     weights n_d with sum C, E_d given out of component d, t in all. Records of one component keep
     their order. Where that component has none in the buffer, more are taken from the parent. A
     buffer that is full gives out what it has: the mixture then drifts, and no record is lost. With
-    `max_buffer_size=None` the mixture never drifts, and what is too much is lost: records that got
-    as old as `max_replay` elements, and those left when the component in turn has ended; the log
-    says so once. Rows of several components wait under the one that they have most of: behind a
-    packer, where a component may never be that one, use a bounded buffer. Do not shuffle between
-    `stamp_exhausted` and here: a component that is used up does not come back.
+    `max_buffer_size=None` the mixture never drifts, and what is too much is dropped: records that
+    got as old as `max_replay` elements, and those left when the component in turn has ended. The
+    log tells how many.
+
+    A row of several components, as a packer makes them, waits for the one of which it has most as
+    measured by the targets. Records that weigh 0 go at once.
 
     Args:
       dataset: Records: dicts with `component_id`, or with one id for each token in
         `component_ids` (-1 where padded), as rows from `pack` have them. With the entry
         "exhausted" from `stamp_exhausted`, components that are used up are not waited for.
-      target_mixture: Weight of each component, by name.
+      target_mixture: Weight of each component, by name; one with 0 is never in turn.
       component_ids: The id of each, from the source.
       weigh: What a record counts for its component: a function that returns an int, or a mapping
         of component ids to ints for records of several; or the name of the entry that holds its
-        tokens or their number. Rows with `component_ids` count their tokens by default.
+        tokens or their number. None counts the tokens of rows with `component_ids`, and those in
+        the entry "tokens" of others.
       max_buffer_size: Records that are held back at most; None for no bound but `max_replay`.
       max_replay: Elements of the parent among which the oldest record held is, at most. It bounds
         the buffer, what a restore reads again, and the state: a bit for each.
-      warn_tolerance: Drift of a share that is logged, once each time that it goes beyond.
+      warn_tolerance: Drift of a share that is logged. Once, until it was back within half of that.
 
     Raises:
-      TypeError, ValueError: If a setting is not allowed, or later a record.
+      TypeError, ValueError: If a setting is not allowed, or later a record; or where records are
+        dropped without end because nothing comes of a component, or rows hold too little of it.
 
     Example:
       >>> import grain
@@ -73,7 +79,7 @@ class EnsureMixture(grain.IterDataset):
         target_mixture: Mapping[str, Any],
         *,
         component_ids: Mapping[str, int],
-        weigh: str | Callable[[Any], Any] = "tokens",
+        weigh: str | Callable[[Any], Any] | None = None,
         max_buffer_size: int | None = 1024,
         max_replay: int = 2048,
         warn_tolerance: float = 0.05,
@@ -84,15 +90,9 @@ class EnsureMixture(grain.IterDataset):
                 f"EnsureMixture needs a grain.IterDataset; got {type(dataset).__name__}."
             )
         self.records = dataset
-        self.names = tuple(component_ids)
-        self.index_of = {
-            as_int(id_, f"component_ids[{name!r}]", 0): d
-            for d, (name, id_) in enumerate(component_ids.items())
-        }
-        self.weights = _weights(target_mixture, self.names)
-        if not (isinstance(weigh, str) or callable(weigh)):
-            raise TypeError(f"weigh must be a function or the name of an entry; got {weigh!r}.")
-        self.weigh = weigh
+        self.weighed = RecordWeights(component_ids, weigh)
+        names = self.weighed.names
+        self.weights = _weights(target_mixture, names)
         self.max_replay = as_int(max_replay, "max_replay", 1, 1 << 20)
         size = max_buffer_size
         self.max_buffer_size = None if size is None else as_int(size, "max_buffer_size", 1)
@@ -104,7 +104,7 @@ class EnsureMixture(grain.IterDataset):
         self.tolerance = exact_weight(warn_tolerance, "warn_tolerance")
 
         low, high = digest_words(
-            2, "EnsureMixture", *self.names, *map(str, self.index_of), *map(str, self.weights),
+            2, "EnsureMixture", *names, *map(str, self.weighed.ids), *map(str, self.weights),
             str(self.max_buffer_size), str(self.max_replay),
         ).tolist()  # fmt: skip
         self.digest = low | high << 32
@@ -113,7 +113,7 @@ class EnsureMixture(grain.IterDataset):
         return _Iterator(self)
 
     def __str__(self) -> str:
-        return f"EnsureMixture({dict(zip(self.names, self.weights, strict=True))})"
+        return f"EnsureMixture({dict(zip(self.weighed.names, self.weights, strict=True))})"
 
 
 def _weights(target: Mapping[str, Any], names: tuple[str, ...]) -> list[int]:
@@ -130,141 +130,152 @@ def _weights(target: Mapping[str, Any], names: tuple[str, ...]) -> list[int]:
     return integer_weights([spec[name] for name in names])[0]
 
 
-class _Entry:
-    """An element of the parent: held, or given out while an older one is held."""
-
-    __slots__ = ("component", "index", "record", "state", "weights")
-
-    def __init__(self, index: int, state: Any, record: Any, weights: Weights):
-        self.index, self.state, self.record, self.weights = index, state, record, weights
-        # The component it has most of; of equals the earlier one.
-        self.component = max(weights, key=lambda part: (part[1], -part[0]))[0]
-
-
 class _Iterator(grain.DatasetIterator):
-    """Elements are numbered from the oldest that is held; the bits say which are gone."""
+    """Its place is that of the oldest record it holds; bits say which later ones are gone."""
 
     def __init__(self, dataset: EnsureMixture):
-        self._records = iter(dataset.records)
-        super().__init__(self._records)
+        super().__init__(iter(dataset.records))
         self._dataset = dataset
         self._forget()
 
     def _forget(self) -> None:
         self._balance = Balance(self._dataset.weights)
-        self._entries: deque[_Entry] = deque()  # from the oldest that is held
-        self._queues: list[deque[_Entry]] = [deque() for _ in self._dataset.names]
-        self._first = self._taken = 0  # number of the oldest; a bit for each that is not held
-        self._num_held = self._num_dropped = 0
-        self._used_up = [False] * len(self._dataset.names)
-        self._ended = self._drifting = self._told = False
+        self._held = HeldRecords(self._dataset.weights)
+        num_components = len(self._dataset.weights)
+        self._used_up, self._came = [False] * num_components, [False] * num_components
+        self._num_dropped = self._in_vain = 0  # in all, and since a record was given out
+        self._ended = self._drifting = False
         self._pending: dict[str, Any] | None = None
 
     def __next__(self) -> Any:
         self._assert_not_closed()
         if self._pending is not None:
             self._replay(self._pending)
-        while True:
-            entry = self._choose()
-            if entry is not None:
-                return self._give_out(entry)
+        while (held := self._choose()) is None:
             if self._ended:
-                raise StopIteration
-            self._pull()
+                self._end()
+            elif len(self._held) >= self._dataset.max_replay:
+                self._drop(self._held.oldest)
+            else:
+                self._pull()
+        return self._give_out(held)
 
-    def _choose(self) -> _Entry | None:
-        """The record that goes next; None where more have to be taken from the parent."""
-        size, queues = self._dataset.max_buffer_size, self._queues
-        while len(self._entries) >= self._dataset.max_replay:
-            if size is not None:
-                return self._entries[0]
-            self._drop(self._entries[0])
+    def _choose(self) -> Held | None:
+        """The record that goes next; None where that takes another one, or one less."""
+        held, size = self._held, self._dataset.max_buffer_size
         best = self._in_turn()
-        if best is not None and queues[best]:
-            return queues[best][0]
-        if self._ended and size is None:
-            while self._entries:
-                self._drop(self._entries[0])
-        if not self._entries or not (self._ended or self._num_held >= (size or math.inf)):
+        found = held.waiting_for(None) or (None if best is None else held.waiting_for(best))
+        if found is not None or not held.num_waiting or size is None:
+            return found
+        if len(held) >= self._dataset.max_replay:
+            return held.oldest
+        if not (self._ended or held.num_waiting >= size):
             return None
-        best = self._balance.furthest(queues)
-        return self._entries[0] if best is None else queues[best][0]
+        best = self._balance.furthest(held.waited_for())
+        return held.oldest if best is None else held.waiting_for(best)
 
     def _in_turn(self) -> int | None:
         """The component that is furthest behind, without those that have nothing more to give."""
-        balance, everyone = self._balance, [True] * len(self._queues)
+        balance, everyone = self._balance, [True] * len(self._used_up)
         ends = self._ended and self._dataset.max_buffer_size is not None
         while (best := balance.furthest(everyone)) is not None:
-            if self._queues[best] or not (ends or self._used_up[best]):
+            if not (ends or self._used_up[best]) or self._held.waiting_for(best) is not None:
                 break
             balance.retire(best)
         return best
 
     def _pull(self) -> None:
-        state = self._records.get_state()
+        state = self._parents[0].get_state()
         try:
-            record = next(self._records)
+            record = next(self._parents[0])
         except StopIteration:
             self._ended = True
             return
         try:
             self._add(state, record)
         except Exception:
-            self._records.set_state(state)  # the next call meets the same record
+            self._reopen(state)  # the next call meets the same record
             raise
 
-    def _add(self, state: Any, record: Any) -> None:
-        weights = _weigh(record, self._dataset)
-        if EXHAUSTED in record:
-            for id_ in record[EXHAUSTED]:
-                self._used_up[self._dataset.index_of[int(id_)]] = True
-            record = {name: value for name, value in record.items() if name != EXHAUSTED}
-        entry = _Entry(self._first + len(self._entries), state, record, weights)
-        self._entries.append(entry)
-        self._queues[entry.component].append(entry)
-        self._num_held += 1
+    def _reopen(self, state: Any) -> None:
+        """Goes to a place of the parent: with a new iterator, for some of Grain's keep elements."""
+        _compat.replace_parent(self, iter(self._dataset.records))
+        self._parents[0].set_state(state)
 
-    def _give_out(self, entry: _Entry) -> Any:
-        record = entry.record
-        self._balance.add(entry.weights)
-        self._take(entry)
+    def _add(self, state: Any, record: Any) -> None:
+        weighed = self._dataset.weighed
+        parts, used_up = weighed.of(record), record.get(EXHAUSTED, ())
+        for index in [weighed.index_of(id_, f"an id in {EXHAUSTED!r}") for id_ in used_up]:
+            self._used_up[index] = True
+        if EXHAUSTED in record:
+            record = {name: value for name, value in record.items() if name != EXHAUSTED}
+        main = self._held.add(state, record, parts).main
+        if main is not None and self._dataset.weights[main]:
+            self._came[main] = True
+            if not self._balance.active[main]:
+                self._balance.enlist(main)  # it was said to be used up
+
+    def _give_out(self, held: Held) -> Any:
+        record, self._in_vain = held.record, 0
+        self._balance.add(held.parts)
+        self._held.take(held)
         self._watch()
         return record
 
-    def _drop(self, entry: _Entry) -> None:
-        if not (self._ended or self._told):
-            _LOG.warning(
-                "records are dropped: %r has more than the mixture takes within max_replay = %s"
-                " elements. Where that should not be, raise it, give a max_buffer_size, or leave"
-                " out components that do not come.",
-                self._dataset.names[entry.component], self._dataset.max_replay,
-            )  # fmt: skip
-            self._told = True
+    def _drop(self, held: Held) -> None:
+        self._refuse_to_wait()
         self._num_dropped += 1
-        self._take(entry)
+        self._in_vain += 1
+        if self._num_dropped in _TOLD:
+            _LOG.warning(
+                "%s records were dropped so far: %s is in turn and has none among max_replay = %s"
+                " elements. Where that should not be, raise max_replay, give a max_buffer_size, or"
+                " stamp components that are used up.",
+                self._num_dropped, self._name_in_turn(), self._dataset.max_replay,
+            )  # fmt: skip
+        self._held.take(held)
 
-    def _take(self, entry: _Entry) -> None:
-        """Lets go of a record, which is the oldest of its component."""
-        self._queues[entry.component].popleft()
-        self._num_held -= 1
-        entry.record = entry.state = None
-        self._taken |= 1 << (entry.index - self._first)
-        while self._taken & 1:
-            self._entries.popleft()
-            self._taken >>= 1
-            self._first += 1
+    def _refuse_to_wait(self) -> None:
+        """Ends a wait for what does not come: not one where a component has run out."""
+        best = self._in_turn()
+        if best is None or self._in_vain < _WAIT * self._dataset.max_replay:
+            return
+        has_little = self._held.has_any(best)
+        if has_little or not self._came[best]:
+            which = "rows that hold too little of it" if has_little else "no record ever"
+            raise ValueError(
+                f"{self._in_vain} records in a row were dropped to wait for"
+                f" {self._name_in_turn()}, of which {which} came. Lower its weight in"
+                " target_mixture, to 0 if it does not come, or give a max_buffer_size."
+            )
+
+    def _name_in_turn(self) -> str:
+        best = self._in_turn()
+        return "no component" if best is None else repr(self._dataset.weighed.names[best])
+
+    def _end(self) -> None:
+        """Drops what is left where the component in turn has ended."""
+        if left := self._held.num_waiting:
+            _LOG.warning(
+                "%s records were dropped at the end, where %s has no more.",
+                left, self._name_in_turn(),
+            )  # fmt: skip
+        while self._held.num_waiting:
+            self._held.take(self._held.oldest)
+            self._num_dropped += 1
+        raise StopIteration
 
     def _watch(self) -> None:
         """Logs a drift when it begins."""
-        balance = self._balance
-        off = balance.drift(self._dataset.tolerance)
+        balance, tolerance = self._balance, self._dataset.tolerance
+        off = balance.drift(tolerance / 2 if self._drifting else tolerance)
         if off is not None and not self._drifting:
             has, should = balance.shares(off)
             _LOG.warning(
                 "the mixture drifts: %r has %.1f %% of what was given out, and should have %.1f %%."
                 " Its records come too rarely, or too often, for max_buffer_size = %s and"
                 " max_replay = %s.",
-                self._dataset.names[off], 100 * has, 100 * should,
+                self._dataset.weighed.names[off], 100 * has, 100 * should,
                 self._dataset.max_buffer_size, self._dataset.max_replay,
             )  # fmt: skip
         self._drifting = off is not None
@@ -273,18 +284,20 @@ class _Iterator(grain.DatasetIterator):
         """The place as plain JSON: of the oldest record held, and who was given out since."""
         if self._pending is not None:
             return dict(self._pending)
-        balance, entries = self._balance, self._entries
-        taken = self._taken.to_bytes(-(-self._dataset.max_replay // 8), "little")
+        balance, held = self._balance, self._held
+        gone = held.gone.to_bytes(-(-self._dataset.max_replay // 8), "little")
         return {
-            "parent": entries[0].state if entries else self._records.get_state(),
-            "num_elements": len(entries),
-            "taken": base64.b64encode(taken).decode("ascii"),
+            "parent": held.oldest.state if len(held) else self._parents[0].get_state(),
+            "num_elements": len(held),
+            "taken": base64.b64encode(gone).decode("ascii"),
             "emitted": list(balance.emitted),
             "active": _flags(balance.active),
             "used_up": _flags(self._used_up),
+            "came": _flags(self._came),
             "largest": balance.largest,
             "drifting": int(self._drifting),
             "num_dropped": self._num_dropped,
+            "in_vain": self._in_vain,
             "mixture": f"{self._dataset.digest:016x}",
         }
 
@@ -294,98 +307,86 @@ class _Iterator(grain.DatasetIterator):
         Raises:
           ValueError: If it is not a state of this transform with these components.
         """
-        num_components = len(self._dataset.names)
-        try:
-            emitted = [as_int(n, "emitted", 0) for n in state["emitted"]]
-            flags = [[bool(int(c)) for c in state[name]] for name in ("active", "used_up")]
-            as_int(state["num_elements"], "num_elements", 0, self._dataset.max_replay)
-            taken = base64.b64decode(state["taken"], validate=True)
-            numbers = [as_int(state[n], n, 0) for n in ("largest", "drifting", "num_dropped")]
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not the state of EnsureMixture: {error!r}.") from None
-        if {len(emitted), *map(len, flags)} != {num_components}:
-            raise ValueError(
-                f"the state is of {len(emitted)} components; this mixture has {num_components}."
-            )
-        if len(taken) != -(-self._dataset.max_replay // 8):
-            raise ValueError(
-                f"the state was saved with another max_replay than {self._dataset.max_replay}."
-            )
-        if state.get("mixture") != f"{self._dataset.digest:016x}":
-            raise ValueError(
-                "the state was saved with another target_mixture, other component_ids or another"
-                f" max_buffer_size than {self._dataset} has. Use those, or start anew."
-            )
-        self._records.set_state(state["parent"])
+        place = _Place.of(state, self._dataset)
+        self._reopen(state["parent"])
         self._forget()
-        self._balance.set(emitted, flags[0])
-        self._used_up, self._balance.largest = flags[1], numbers[0]
-        self._drifting, self._num_dropped = bool(numbers[1]), numbers[2]
+        self._go_to(place)
         self._pending = dict(state)
+
+    def _go_to(self, place: _Place) -> None:
+        self._balance.set(list(place.emitted), list(place.active))
+        self._balance.largest, self._drifting = place.largest, place.drifting
+        self._used_up, self._came = list(place.used_up), list(place.came)
+        self._num_dropped, self._in_vain = place.num_dropped, place.in_vain
 
     def _replay(self, state: dict[str, Any]) -> None:
         """Takes the same elements again, and holds those that were held."""
+        place = _Place.of(state, self._dataset)
         try:
-            self._take_again(state)
+            for index in range(place.num_elements):
+                self._pull()
+                if self._ended:
+                    raise ValueError("the data ended before what the state has seen of it.")
+                if place.gone >> index & 1:
+                    self._held.take(self._held.newest)
         except Exception:
             self.set_state(state)  # the next call starts the replay anew
             raise
-
-    def _take_again(self, state: dict[str, Any]) -> None:
-        taken = int.from_bytes(base64.b64decode(state["taken"]), "little")
-        for index in range(state["num_elements"]):
-            self._pull()
-            if self._ended:
-                raise ValueError("the data ended before what the state has seen of it.")
-            if taken >> index & 1:
-                entry = self._entries[-1]
-                self._queues[entry.component].pop()
-                self._num_held -= 1
-                entry.record = entry.state = None
-        self._taken, self._pending = taken, None
+        self._go_to(place)
+        self._pending = None
 
     def __str__(self) -> str:
         return f"EnsureMixtureIterator({self._dataset})"
 
 
+class _Place(NamedTuple):
+    """A state that was checked."""
+
+    num_elements: int
+    gone: int  # a bit for each of the elements
+    emitted: list[int]
+    active: list[bool]
+    used_up: list[bool]
+    came: list[bool]
+    largest: int
+    drifting: bool
+    num_dropped: int
+    in_vain: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], dataset: EnsureMixture) -> _Place:
+        """Reads a state.
+
+        Raises:
+          ValueError: If it is not of this mixture.
+        """
+        if state.get("mixture", dataset) != f"{dataset.digest:016x}":
+            raise ValueError(
+                "the state was saved with another target_mixture, or other component_ids,"
+                f" max_buffer_size or max_replay than {dataset} has. Use those, or start anew."
+            )
+        try:
+            num_elements = as_int(state["num_elements"], "num_elements", 0, dataset.max_replay)
+            gone = int.from_bytes(base64.b64decode(state["taken"], validate=True), "little")
+            emitted = [as_int(n, "emitted", 0) for n in state["emitted"]]
+            active, used_up, came = (
+                [bool("01".index(c)) for c in state[name]] for name in ("active", "used_up", "came")
+            )
+            largest, drifting, num_dropped, in_vain = (
+                as_int(state[name], name, 0)
+                for name in ("largest", "drifting", "num_dropped", "in_vain")
+            )
+            if gone & 1 or gone >> num_elements:
+                raise ValueError(f"'taken' is not of {num_elements} elements")
+            if {*map(len, (emitted, active, used_up, came))} != {len(dataset.weights)}:
+                raise ValueError(f"there are {len(dataset.weights)} components")
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not the state of EnsureMixture: {error!r}.") from None
+        return cls(
+            num_elements, gone, emitted, active, used_up, came, largest, bool(drifting),
+            num_dropped, in_vain,
+        )  # fmt: skip
+
+
 def _flags(values: list[bool]) -> str:
     return "".join("01"[value] for value in values)
-
-
-def _weigh(record: Any, dataset: EnsureMixture) -> Weights:
-    """What a record counts, by component index; at least one pair."""
-    weigh = dataset.weigh
-    if not isinstance(record, Mapping):
-        raise ValueError(f"records must be dicts with 'component_id'; got {type(record).__name__}.")
-    if isinstance(weigh, str) and "component_ids" in record:
-        ids, counts = np.unique(np.asarray(record["component_ids"]), return_counts=True)
-        parts = {int(i): int(n) for i, n in zip(ids, counts, strict=True) if i >= 0}
-    else:
-        found = _tokens(record, weigh) if isinstance(weigh, str) else weigh(record)
-        parts = found if isinstance(found, Mapping) else {_component(record): found}
-    weights = []
-    for id_, weight in parts.items():
-        if id_ not in dataset.index_of:
-            raise ValueError(
-                f"a record is of component {id_}; known ids are {sorted(dataset.index_of)[:8]}."
-            )
-        weights.append((dataset.index_of[id_], as_int(weight, "the weight of a record", 0)))
-    return weights or [(0, 0)]
-
-
-def _component(record: Mapping[str, Any]) -> int:
-    if "component_id" not in record:
-        raise ValueError(
-            f"records must keep 'component_id' (or 'component_ids'); got {sorted(record)}."
-        )
-    return int(record["component_id"])
-
-
-def _tokens(record: Mapping[str, Any], name: str) -> int:
-    if name not in record:
-        raise ValueError(
-            f"weigh = {name!r} names the entry that holds a record's tokens or their number; got"
-            f" {sorted(record)}. Name another, or give a function."
-        )
-    value = record[name]
-    return len(value) if np.ndim(value) else int(value)

@@ -8,7 +8,6 @@ from typing import Any
 import grain
 import numpy as np
 
-from zephon_jax import _compat
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.grain_datasets import _LaneIterator
@@ -20,12 +19,14 @@ EXHAUSTED = "exhausted"  # the entry that `stamp_exhausted` adds
 
 
 def _lane_of(iterator: Any, who: str) -> _LaneIterator:
-    """The lane's iterator beneath another one."""
-    root = _compat.root_of(iterator)
-    root = root.lane if isinstance(root, _SegmentIterator) else root
-    if not isinstance(root, _LaneIterator):
-        raise TypeError(f"{who} must stand right behind a lane; got {type(root).__name__} there.")
-    return root
+    """The lane's iterator, which must be right beneath: others hold elements of several chunks."""
+    lane = iterator.lane if isinstance(iterator, _SegmentIterator) else iterator
+    if not isinstance(lane, _LaneIterator):
+        raise TypeError(
+            f"{who} must stand right behind a lane; got {type(lane).__name__} there. Transform its"
+            " elements afterwards."
+        )
+    return lane
 
 
 class FlushIterDataset(grain.IterDataset):
