@@ -262,6 +262,11 @@ def test_component_tokens():
     assert zx.component_tokens(np.full((2, 3), -1), 2).tolist() == [0, 0]
     with pytest.raises(ValueError, match="num_components must be at least 1"):
         zx.component_tokens(ids, 0)
+    with pytest.raises(ValueError, match=r"in \[-1, num_components = 3\); got 4"):
+        zx.component_tokens(np.array([0, 4, -1]), 3)
+    with pytest.raises(ValueError, match=r"num_components = 3\); got -2"):
+        zx.component_tokens(np.array([0, -2]), 3)
+    assert zx.component_tokens(jnp.array([0, 4, -2]), 3).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,14 @@ def test_a_batch_of_token_ids_is_no_sequence_of_them():
         count_shard_tokens([data], lambda text: [[1, 2, 3]])
 
 
+def test_datasets_of_one_name_are_refused():
+    two = [zx.Dataset.from_source("same", list("ab")), zx.Dataset.from_source("same", list("c"))]
+    with pytest.raises(ValueError, match="dataset names must differ; got 'same' more than once"):
+        zx.count_shard_tokens(two, len)
+    with pytest.raises(ValueError, match="dataset names must differ; got 'same' more than once"):
+        measure(two, zx.TokenEstimation(len))
+
+
 def test_what_cannot_be_measured_is_refused():
     with pytest.raises(ValueError, match="'web' cannot be read"):
         measure([zx.Dataset.from_counts("web", [5])], TokenEstimation(words))

@@ -217,6 +217,10 @@ def component_tokens(batch: Any, num_components: int) -> Array:
     Returns:
       int32 (num_components,), by component id, NumPy or JAX as the batch is.
 
+    Raises:
+      ValueError: If an id is below -1 or not below `num_components`. JAX arrays are not looked
+        into: such ids are not counted there.
+
     Example:
       >>> component_tokens(np.array([[0, 2, 2, -1]]), 3).tolist()
       [1, 0, 2]
@@ -224,6 +228,13 @@ def component_tokens(batch: Any, num_components: int) -> Array:
     ids = batch["component_ids"] if isinstance(batch, Mapping) else batch
     num_components = as_int(num_components, "num_components", 1)
     xp = namespace(ids)
+    if xp is np and np.size(ids):
+        low, high = int(np.min(ids)), int(np.max(ids))
+        if low < -1 or high >= num_components:
+            raise ValueError(
+                f"component ids must be in [-1, num_components = {num_components}); got"
+                f" {low if low < -1 else high}."
+            )
     counts = xp.bincount(xp.ravel(ids) + 1, **_length_of(xp, num_components + 1))
     return counts[1 : num_components + 1].astype(xp.int32)
 

@@ -7,6 +7,7 @@ two processes that prime a source get the same ratios.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -141,7 +142,7 @@ def measure(
     if tokenizer is None:
         raise ValueError("measuring needs a tokenizer; this estimation has none any more.")
     reader = reader or default_reader()
-    check_readable(dict(enumerate(datasets)))
+    _check(datasets)
     for dataset in datasets:
         if dataset.shard_bytes is None:
             shard_costs(dataset, estimation.with_ratios({dataset.name: 1}))  # says what is missing
@@ -161,6 +162,15 @@ def measure(
         dict(zip(names, [ratio for ratio, _ in ratios], strict=True)),
         dict(zip(names, [error for _, error in ratios], strict=True)),
     )
+
+
+def _check(datasets: Sequence[Dataset]) -> None:
+    """Results are by name."""
+    check_readable(dict(enumerate(datasets)))
+    times = Counter(dataset.name for dataset in datasets)
+    twice = [name for name, count in times.items() if count > 1]
+    if twice:
+        raise ValueError(f"dataset names must differ; got {twice[0]!r} more than once.")
 
 
 def _chosen(dataset: Dataset, estimation: TokenEstimation) -> np.ndarray:
@@ -248,7 +258,8 @@ def count_shard_tokens(
       int64 (num_shards,) by dataset name, for `TokenEstimation.from_shard_totals`.
 
     Raises:
-      ValueError: If a dataset cannot be read or the tokenizer fails, naming the sample.
+      ValueError: If a dataset cannot be read, two have one name, or the tokenizer fails, naming
+        the sample.
 
     Example:
       >>> words = Dataset.from_source("words", ["a", "b c", "d e f"], shard_size=2)
@@ -262,7 +273,7 @@ def count_shard_tokens(
     else:
         counter = tokenizer
     reader = reader or default_reader()
-    check_readable(dict(enumerate(datasets)))
+    _check(datasets)
     tasks = [
         (d, shard_id, start)
         for d, dataset in enumerate(datasets)
