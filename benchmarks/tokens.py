@@ -10,13 +10,12 @@ half of the sum of all differences.
 
 from __future__ import annotations
 
-import argparse
-import json
+import itertools
 import statistics
-import time
 from typing import NamedTuple
 
 import numpy as np
+from common import Table, clock, parse, seconds
 
 import zephon_jax as zx
 from zephon_jax.costs import UnitCost
@@ -176,10 +175,10 @@ def errors_of(corpus: Corpus, ratios, estimation) -> tuple[Errors, Errors | None
 
 def seconds_a_chunk(step, chunks: int) -> float:
     step()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(chunks):
         step()
-    return (time.perf_counter() - start) / chunks
+    return (clock() - start) / chunks
 
 
 def our_speed(source, chunks: int) -> float:
@@ -237,83 +236,67 @@ def prefix_errors(weights, windows) -> tuple[float, float]:
     return worst, sums / number
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", help="write the figures to this file")
-    parser.add_argument("--rounds", type=int, default=3, help="corpora to draw")
-    parser.add_argument("--quick", action="store_true", help="fewer chunks, to see that it runs")
-    arguments = parser.parse_args(argv)
-    long, timed = (100, 8) if arguments.quick else (2000, 64)
-    rows: list[tuple[str, float | None, str, str, bool | None]] = []
-
-    corpora = [draw_corpus(seed) for seed in range(arguments.rounds)]
-    near = [
-        errors_of(corpus, corpus.ratios(), zx.TokenEstimation.from_ratios) for corpus in corpora
-    ]
-    fair = [errors_of(corpus, corpus.true_ratios(), zx.TokenEstimation.from_ratios)
-            for corpus in corpora]  # fmt: skip
-    worst = max(pair[0].so_far[64] for pair in near)
-    rows.append(
-        ("ratios from 1,024 samples, 64 chunks", worst, "distance", "<= 0.02", worst <= 0.02)
-    )
+def add_shares(table: Table, corpora: list[Corpus]) -> None:
+    """Distances of true shares with estimated ratios, and with true ones, beside Zephon's."""
+    estimation = zx.TokenEstimation.from_ratios
+    near = [errors_of(corpus, corpus.ratios(), estimation) for corpus in corpora]
+    fair = [errors_of(corpus, corpus.true_ratios(), estimation) for corpus in corpora]
+    off = [mine.so_far[64] for mine, _ in near]
+    table.add("ratios from 1,024 samples, 64 chunks, worst", [max(off)], "distance", most=0.02)
     for title, pairs in (("ratios from 1,024 samples", near), ("true ratios", fair)):
         for what, pick in (("64 chunks", lambda e: e.so_far[64]), ("a chunk", lambda e: e.chunk)):
-            mine = statistics.mean(pick(pair[0]) for pair in pairs)
-            if pairs[0][1] is None:
-                rows.append(
-                    (f"{title}, {what}, mean", mine, "distance", "Zephon: not installed", None)
-                )
-                continue
-            other = statistics.mean(pick(pair[1]) for pair in pairs)
-            rows.append((f"{title}, {what}, mean", mine, "distance",
-                         f"<= {NOISE} x {other:.5f} of Zephon", mine <= NOISE * other))  # fmt: skip
-    far = []
+            mine = statistics.mean(pick(mine) for mine, _ in pairs)
+            others = [pick(other) for _, other in pairs if other is not None]
+            table.add(f"{title}, {what}, mean", [mine], "distance")
+            if others:
+                ratio = mine / statistics.mean(others)
+                table.add(f"{title}, {what}, mean", [ratio], "x Zephon", most=NOISE)
+
+
+def add_true_totals(table: Table, corpora: list[Corpus], long: int) -> None:
+    found = []
     for n, corpus in enumerate(corpora):
         source = ours(corpus, zx.TokenEstimation.from_shard_totals(corpus.shard_totals()))
         marks = {64} if n else {64, long}
-        far.append(share_errors(corpus, our_chunks(source, max(marks)), marks).so_far)
-    worst = max(found[64] for found in far)
-    rows.append(("true totals of shards, 64 chunks", worst, "distance", "<= 0.003", worst <= 0.003))
-    rows.append((f"true totals of shards, {long} chunks", far[0][long], "distance", "<= 0.0002",
-                 far[0][long] <= 0.0002))  # fmt: skip
-    if near[0][1] is not None:
-        ratios = corpora[0].ratios()
-        ratio = statistics.median(
-            their_speed(theirs(corpora[0], ratios, "auto"), 3 if arguments.quick else 8)
-            / our_speed(ours(corpora[0], zx.TokenEstimation.from_ratios(ratios), "auto"), timed)
-            for _ in range(arguments.rounds)
-        )
-        rows.append(("speed in tokens, 8 components", ratio, "x Zephon", ">= 20", ratio >= 20))
+        found.append(share_errors(corpus, our_chunks(source, max(marks)), marks).so_far)
+    off = max(so_far[64] for so_far in found)
+    table.add("true totals of shards, 64 chunks, worst", [off], "distance", most=0.003)
+    most = 0.0002 if long >= 2000 else None
+    table.add(f"true totals of shards, {long} chunks", [found[0][long]], "distance", most=most)
 
-    source = ours(corpora[0], zx.TokenEstimation.from_shard_totals(corpora[0].shard_totals()))
-    times = []
-    for n in range(2 + arguments.rounds):
-        start = time.perf_counter()
-        source.seek(1_000_000 + n)
-        times.append((time.perf_counter() - start) * 1e3)
-    rows.append(("seek to chunk 1,000,000, first", times[0], "ms", "", None))
-    rows.append(("seek there, warm", statistics.median(times[1:]), "ms", "<= 50",
-                 statistics.median(times[1:]) <= 50))  # fmt: skip
 
-    print("| what | value | unit | goal | met |\n|---|---|---|---|---|")
-    for what, value, unit, goal, met in rows:
-        shown = "-" if value is None else f"{value:.5g}"
-        print(f"| {what} | {shown} | {unit} | {goal} | {'' if met is None else met} |")
+def add_speed(table: Table, corpus: Corpus, rounds: int, chunks: tuple[int, int]) -> None:
+    ratios = corpus.ratios()
+    estimation = zx.TokenEstimation.from_ratios(ratios)
+    if theirs(corpus, ratios) is not None:
+        times = [
+            their_speed(theirs(corpus, ratios, "auto"), chunks[0])
+            / our_speed(ours(corpus, estimation, "auto"), chunks[1])
+            for _ in range(rounds)
+        ]
+        table.add("speed in tokens, 8 components", times, "x Zephon", least=20)
+    source = ours(corpus, zx.TokenEstimation.from_shard_totals(corpus.shard_totals()))
+    places = itertools.count(1_000_000)
+    cold, *warm = [1e3 * seconds(lambda: source.seek(next(places))) for _ in range(2 + rounds)]
+    table.add("seek to chunk 1,000,000, first", [cold], "ms")
+    table.add("seek there, warm", warm, "ms", most=50)
 
-    windows = [(0, 20_000)]
-    windows += [
-        (int(n), 500) for n in np.geomspace(20_000, 10_000_000, 10 if arguments.quick else 60)
-    ]
-    print("\n| mixture, weights in samples | worst prefix error, draws | mean |\n|---|---|---|")
-    errors = {name: prefix_errors(weights, windows) for name, weights in KINDS.items()}
-    for name, (worst, mean) in errors.items():
-        print(f"| {name} | {worst:.2f} | {mean:.2f} |")
-    for name, (worst, _) in errors.items():
-        rows.append((f"worst prefix error, {name}", worst, "draws", "", None))
-    if arguments.json:
-        keys = ("what", "value", "unit", "goal", "met")
-        with open(arguments.json, "w") as file:
-            json.dump([dict(zip(keys, row, strict=True)) for row in rows], file, indent=2)
+
+def main(argv: list[str] | None = None) -> None:
+    given = parse(argv, __doc__, {})
+    long, chunks = (100, (3, 8)) if given.quick else (2000, (8, 64))
+    corpora = [draw_corpus(seed) for seed in range(min(given.rounds, 3))]
+    table = Table()
+    add_shares(table, corpora)
+    add_true_totals(table, corpora, long)
+    add_speed(table, corpora[0], given.rounds, chunks)
+    starts = np.geomspace(20_000, 10_000_000, 10 if given.quick else 60)
+    windows = [(0, 20_000), *((int(start), 500) for start in starts)]
+    for name, weights in KINDS.items():
+        worst, mean = prefix_errors(weights, windows)
+        table.add(f"worst prefix error, {name}", [worst], "draws")
+        table.add(f"mean prefix error, {name}", [mean], "draws")
+    table.write(given.json)
 
 
 if __name__ == "__main__":

@@ -3,31 +3,18 @@
 Written once as ArrayRecord shards, one folder for each dataset.
 """
 
-import os
-import shutil
 import sys
 import sysconfig
-import tempfile
 import unicodedata
-from pathlib import Path
-from pydoc_data.topics import topics
 
 from array_record.python.array_record_module import ArrayRecordWriter
+from texts import module_texts, reference_texts, whole
 from tqdm import tqdm
 
 
 def code_texts():
     """The standard library's source files."""
-    root = Path(sysconfig.get_path("stdlib"))
-    skipped = {"test", "tests", "site-packages", "dist-packages", "pydoc_data"}
-    for path in sorted(root.rglob("*.py")):
-        if path.is_file() and not skipped & set(path.relative_to(root).parts):
-            yield path.read_text("utf-8", errors="replace")
-
-
-def docs_texts():
-    """The language reference, as `help()` shows it."""
-    yield from (text for _, text in sorted(topics.items()))
+    return module_texts(sysconfig.get_path("stdlib"))
 
 
 def characters_texts():
@@ -40,7 +27,7 @@ def characters_texts():
     )
 
 
-TEXTS = {"code": code_texts, "docs": docs_texts, "characters": characters_texts}
+TEXTS = {"code": code_texts, "docs": reference_texts, "characters": characters_texts}
 
 
 def passages(texts, size=512):
@@ -71,17 +58,9 @@ def write_corpus(folder):
     """Writes all three datasets into a folder that appears when it is whole, or finds it there."""
     if folder.exists():
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
-    try:
+    with whole(folder) as unfinished:
         for name, texts in TEXTS.items():
             records = list(passages(texts()))
             if not records:
                 sys.exit(f"this Python has no text for {name!r}: its .py files are missing")
             write_shards(unfinished / name, name, records)
-        os.rename(unfinished, folder)
-    except OSError:
-        if not folder.exists():  # else another process was faster, and its shards are the same
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)

@@ -14,17 +14,14 @@ import argparse
 import functools
 import io
 import json
-import os
-import shutil
 import sys
 import sysconfig
-import tempfile
 import tokenize
 from pathlib import Path
-from pydoc_data.topics import topics
 
 import bpe_openai
 import numpy as np
+from texts import module_texts, reference_texts, whole
 
 import zephon_jax as zx
 
@@ -34,13 +31,6 @@ ROWS, LENGTH = 16, 512  # of a batch
 
 
 # 1. The corpus: real text, written once as JSON Lines.
-
-
-def module_texts(folder):
-    skipped = {"test", "tests", "site-packages", "dist-packages", "pydoc_data"}
-    for path in sorted(Path(folder).rglob("*.py")):
-        if not skipped & set(path.relative_to(folder).parts):
-            yield path.read_text("utf-8", errors="replace")
 
 
 def comments():
@@ -55,26 +45,19 @@ def comments():
             continue  # files that are not meant to be read
 
 
-def manual():
-    """The language reference, as `help()` shows it."""
-    yield from (text for _, text in sorted(topics.items()))
-
-
 def modules():
     """NumPy's source files."""
     yield from (text for text in module_texts(Path(np.__file__).parent) if text.strip())
 
 
-TEXTS = {"comments": comments, "manual": manual, "modules": modules}
+TEXTS = {"comments": comments, "manual": reference_texts, "modules": modules}
 
 
 def write_corpus(folder):
     """Writes the datasets into a folder that appears when it is whole, or finds it there."""
     if folder.exists():
         return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix="unfinished-"))
-    try:
+    with whole(folder) as unfinished:
         for name, texts in TEXTS.items():
             (unfinished / name).mkdir()
             lines = [json.dumps({"text": text}) + "\n" for text in texts()]
@@ -83,12 +66,6 @@ def write_corpus(folder):
                     shard * len(lines) // NUM_SHARDS : (shard + 1) * len(lines) // NUM_SHARDS
                 ]
                 (unfinished / name / f"{shard}.jsonl").write_text("".join(part), "utf-8")
-        os.rename(unfinished, folder)
-    except OSError:
-        if not folder.exists():  # else another process was faster, and its shards are the same
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 # 2. Two sources that differ in one setting.

@@ -24,7 +24,7 @@ def examples():
         import quickstart_corpus
 
         yield quickstart, quickstart_corpus
-    for name in ("quickstart", "quickstart_corpus"):
+    for name in ("quickstart", "quickstart_corpus", "texts"):
         del sys.modules[name]
 
 
