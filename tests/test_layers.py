@@ -28,7 +28,7 @@ LAYERS = [
         "kernels",
         "backend",
     ],
-    ["allocation", "costs", "virtual_time"],
+    ["allocation", "costs", "virtual_many", "virtual_time"],
     [
         "reading",
         "chunk",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import oracles
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 import zephon_jax as zx
 from zephon_jax import virtual_time
-from zephon_jax.costs import RunningCost, UnitCost
+from zephon_jax.costs import RunningCost, UnitCost, shared
 from zephon_jax.cursor import make_cursor, shard_order
 from zephon_jax.quota import exact_weights
 from zephon_jax.virtual_time import VirtualTime
@@ -162,6 +164,20 @@ def test_running_cost_equals_adding_up(counts, block, shards, reshuffle, data):
         assert running.draw(j) == (j, before[j], cost)
         for amount in (before[j], before[j] + cost - 1):
             assert running.last_before(amount) == (j, before[j], cost)
+    start = data.draw(st.integers(0, len(costs) - 1), label="start")
+    some = np.arange(start, len(costs))
+    assert (running.spent(some) + before[start]).tolist() == before[start:-1]
+    # Looked at so thinly, a table of pieces is not worth it.
+    assert running.spent(some[[0, -1]]).tolist() == [0, before[-2] - before[start]]
+
+
+@given(
+    st.integers(0, (1 << 62) - 1),
+    st.integers(1, 1 << 41).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
+)
+def test_costs_are_shared_within_64_bits(cost, of):
+    arrays = (np.asarray([number]) for number in (cost, *of))
+    assert shared(*arrays).tolist() == [cost * of[1] // of[0]]
 
 
 @pytest.mark.parametrize("block", [None, 7, "auto", "global"])
@@ -278,6 +294,12 @@ def check_corpus(seed, num_draws):
     for n in np.random.default_rng(seed).integers(0, num_draws + 1, 12).tolist():
         assert allocation.draws_after(n).tolist() == rows[n].tolist(), seed
     assert allocation.order(0, num_draws).tolist() == order, seed
+    allocation = VirtualTime(
+        exact_weights(weights), 1, running, np.zeros(len(weights), dtype=np.int64)
+    )
+    assert np.array_equal(allocation.drawn_before(np.arange(num_draws + 1)), rows), seed
+    some = np.random.default_rng(seed).integers(0, num_draws + 1, 40)
+    assert np.array_equal(allocation.drawn_before(some), rows[some]), seed
     check_bound(weights, listed, order)
 
 
@@ -299,6 +321,47 @@ def check_bound(weights, listed, order):
 @pytest.mark.parametrize("seed", range(80))
 def test_drawn_corpora(seed):
     check_corpus(seed, 60)
+
+
+def large_mixture(settings):
+    """Datasets of drawn shards, some with dues at the same moment, some beyond what floats hold."""
+    rng = np.random.default_rng(settings["seed"])
+    running = []
+    for size in settings["sizes"]:
+        cursor = cursor_of(rng.integers(1, size, 40), settings["block"])
+        each = 7 if settings["even"] else rng.integers(1, settings["tokens"], 40)
+        running.append(RunningCost(cursor, cursor.counts * each))
+    base = np.asarray(settings.get("base", [0] * len(running)), dtype=np.int64)
+    weights = [Fraction(weight) for weight in settings["weights"]]
+    return VirtualTime(weights, settings["chunk_size"], running, base)
+
+
+LARGE = {
+    "plain": {},
+    "one cost": {"even": True, "weights": [1, 1, 1, 1]},
+    "integer ratios": {"even": True, "weights": [4, 2, 1, 1]},
+    "blocks": {"block": "auto"},
+    "global": {"block": "global"},
+    "many passes": {"sizes": [3, 4, 900, 10**6]},
+    "later era": {"base": [17, 10**5, 3, 10**9]},
+    "dear": {"tokens": 1 << 36},
+    "beyond 64 bits": {"tokens": 1 << 52, "sizes": [9, 9, 9, 9]},
+    "one draw a chunk": {"chunk_size": 1},
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_many_chunks_of_token_mixtures_equal_one_by_one(name):
+    settings = {
+        "seed": 5, "block": None, "even": False, "tokens": 10**6, "weights": [5, 3, 0.01, 7],
+        "sizes": [10**4, 300, 10**3, 10**6], "chunk_size": 1000, **LARGE[name],
+    }  # fmt: skip
+    rng = np.random.default_rng(0)
+    for chunks in (np.arange(300), 10**9 + np.arange(40), rng.integers(0, 10**6, 30)):
+        found = large_mixture(settings).drawn_before(chunks)
+        slow = large_mixture(settings)
+        expected = [slow.draws_after(n * settings["chunk_size"]) for n in chunks.tolist()]
+        assert found.tolist() == np.asarray(expected).tolist()
 
 
 @pytest.mark.slow

@@ -14,11 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax.cursor import Cursor, shard_order
+from zephon_jax.cursor import Cursor, make_tables, shard_order
 
-__all__ = ["Draw", "RunningCost", "UnitCost"]
+__all__ = ["PIECES", "Draw", "Pieces", "RunningCost", "UnitCost", "shared"]
+
+PIECES = 64  # pieces of cost that are worth a table, for each number that is looked up in it
 
 _KEPT_PASSES = 4
+_MOST_SHARING = 1 << 41  # draws of a piece whose cost `shared` can share
+_MOST_COST = 1 << 62  # of all pieces together
 
 
 class Draw(NamedTuple):
@@ -27,6 +31,28 @@ class Draw(NamedTuple):
     number: int  # draws before it
     before: int  # their cost
     cost: int  # its own, at least 1
+
+
+class Pieces(NamedTuple):
+    """Stretches of draws that share a cost evenly, one after another."""
+
+    first: np.ndarray  # int64 (P + 1,), draws before each, and before the end
+    before: np.ndarray  # int64 (P + 1,), their cost from here on:
+    base: int
+
+
+def shared(cost: np.ndarray, length: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """The cost of the first draws of pieces: cost * inside // length, within 64 bits.
+
+    Args:
+      cost: int64, of all draws of a piece, below 2^62.
+      length: int64, its draws, at most 2^41.
+      inside: int64, how many of them, at most `length`.
+    """
+    whole, rest = np.divmod(cost, length)
+    high, low = inside >> 20, inside & ((1 << 20) - 1)
+    some, left = np.divmod(rest * high, length)
+    return whole * inside + (some << 20) + ((left << 20) + rest * low) // length
 
 
 class UnitCost:
@@ -43,6 +69,15 @@ class UnitCost:
     def last_before(self, amount: int) -> Draw:
         """The last draw before which at most this much has been spent."""
         return Draw(amount, amount, 1)
+
+    def num_pieces(self, start: int, stop: int) -> int:
+        """How many pieces the draws from `start` up to `stop` have, at most."""
+        return 1
+
+    def pieces(self, start: int, stop: int) -> Pieces:
+        """The pieces of the draws from `start` up to `stop`."""
+        ends = np.asarray([start, stop])
+        return Pieces(ends, ends - start, start)
 
 
 class _Piece(NamedTuple):
@@ -143,6 +178,65 @@ class RunningCost:
         piece = self._piece_of(pass_index, amount)
         return self._of(piece, pass_index, _most(piece, amount))
 
+    def num_pieces(self, start: int, stop: int) -> int:
+        """How many pieces the draws from `start` up to `stop` have, at most."""
+        passes = (stop - 1) // self._samples - start // self._samples + 1
+        if self._whole is not None:
+            return passes
+        of_pass = self._cursor.counts.size
+        if self._cursor.block:
+            of_pass = -(-self._samples // self._cursor.block)
+        return min(passes * of_pass, stop - start + passes)
+
+    def pieces(self, start: int, stop: int) -> Pieces | None:
+        """The pieces of the draws from `start` up to `stop`; None where they exceed 64 bits."""
+        first, last = start // self._samples, (stop - 1) // self._samples
+        longest = (
+            self._samples if self._whole else max(self._cursor.block, self._cursor.counts.max())
+        )
+        if longest > _MOST_SHARING or (last - first + 2) * self._total > _MOST_COST:
+            return None
+        zero, base = first * self._samples, first * self._total
+        if self._whole is not None:
+            passes = np.arange(last - first + 2)
+            return Pieces(zero + passes * self._samples, passes * self._total, base)
+        ends, sums = self._runs(first, last)
+        if self._cursor.block:
+            inside = np.arange(0, self._samples, self._cursor.block)
+            blocks = np.arange(last - first + 1)[:, None] * self._samples + inside
+            at = np.append(blocks.reshape(-1), ends[-1])
+            at = at[_around(at, start - zero, stop - zero)]
+            run = np.searchsorted(ends[1:-1], at, side="right")
+            cost, length = sums[run + 1] - sums[run], ends[run + 1] - ends[run]
+            return Pieces(zero + at, sums[run] + shared(cost, length, at - ends[run]), base)
+        near = _around(ends, start - zero, stop - zero)
+        return Pieces(zero + ends[near], sums[near], base)
+
+    def _runs(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Samples and cost before each shard of some passes laid end to end: int64 (R + 1,)."""
+        if first == last:
+            table = self._table(first)
+            return np.asarray(table.starts), np.asarray(table.sums)
+        cursor = self._cursor
+        shuffled = cursor.shards and cursor.reshuffle
+        (table,) = make_tables([(cursor, first, last) if shuffled else (cursor, 0, 0)])
+        shard = np.arange(cursor.counts.size) if table.shard is None else table.shard
+        shard = shard if shuffled else np.tile(shard, last - first + 1)
+        return _ends(cursor.counts[shard]), _ends(self._costs[shard])
+
+    def spent(self, draws: np.ndarray) -> np.ndarray:
+        """Cost of the draws from the first of some numbers up to each: int64 (n,), ascending."""
+        ends = int(draws[0]), int(draws[-1]) + 1
+        pieces = self.pieces(*ends) if self.num_pieces(*ends) <= PIECES * draws.size else None
+        if pieces is None:
+            before = [self.draw(n).before for n in draws.tolist()]
+            return np.asarray([one - before[0] for one in before], dtype=np.int64)
+        cost, length = np.diff(pieces.before), np.diff(pieces.first)
+        piece = np.searchsorted(pieces.first, draws, side="right") - 1
+        inside = draws - pieces.first[piece]
+        before = pieces.before[piece] + shared(cost[piece], length[piece], inside)
+        return before - before[0]
+
     def _of(self, piece: _Piece, pass_index: int, inside: int) -> Draw:
         spent = piece.cost * inside // piece.length
         cost = piece.cost * (inside + 1) // piece.length - spent
@@ -151,6 +245,17 @@ class RunningCost:
             pass_index * self._total + piece.before + spent,
             cost,
         )
+
+
+def _ends(sizes: np.ndarray) -> np.ndarray:
+    """What lies before each of some pieces, and before the end: int64 (n + 1,)."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
+
+
+def _around(ends: np.ndarray, start: int, stop: int) -> slice:
+    """The part of ascending numbers from the last one not above `start` to one not below `stop`."""
+    begin = int(np.searchsorted(ends, start, side="right")) - 1
+    return slice(begin, int(np.searchsorted(ends, stop)) + 1)
 
 
 def _most(piece: _Piece, amount: int) -> int:

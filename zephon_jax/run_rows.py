@@ -7,7 +7,7 @@ the mixture has one, and by following its rare components alone where it has not
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from zephon_jax.eras import UNCAPPED, Eras, Position
 from zephon_jax.source import WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.token_ratios import TOKEN_UNIT
-from zephon_jax.virtual_time import Cost, VirtualTime
+from zephon_jax.virtual_time import VirtualTime
 
 __all__ = ["Stretch", "stretches"]
 
@@ -88,13 +88,13 @@ def _of_mixture(
         position = after
 
 
-def _tokens(costs: Sequence[Cost], before: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def _tokens(costs: Sequence[Any], before: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Tokens in each chunk, as far as they are known: float64 (n, k)."""
     drawn = before + np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, axis=0)])
-    spent = np.zeros(drawn.shape)
+    tokens = np.zeros(counts.shape)
     for d in np.flatnonzero(counts.any(axis=0)).tolist():
-        spent[:, d] = [costs[d].draw(n).before / TOKEN_UNIT for n in drawn[:, d].tolist()]
-    return np.diff(spent, axis=0)
+        tokens[:, d] = np.diff(costs[d].spent(drawn[:, d])) / TOKEN_UNIT
+    return tokens
 
 
 def _nothing(num_components: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.costs import Draw, UnitCost
+from zephon_jax.costs import PIECES, Draw, Pieces, UnitCost
 from zephon_jax.quota import exact_weights
+from zephon_jax.virtual_many import Line, drawn_between
 from zephon_jax.weights import integer_weights
 
 __all__ = ["VirtualTime", "draws_after"]
@@ -36,8 +37,6 @@ _DUE_BITS = 58
 _KEPT = 128  # answers remembered, up to so many components in all:
 _KEPT_COMPONENTS = 1 << 16
 _FEW = 8  # up to here numbers of draws are taken one by one
-_LOOKS = 24  # moments that are tried for many numbers at once
-_MARGIN = 1e-5  # draws; floats of up to 2^30 are exact to 2^-22
 
 
 class Cost(Protocol):
@@ -54,6 +53,14 @@ class Cost(Protocol):
 
     def last_before(self, amount: int) -> Draw:
         """The last draw before which at most this much has been spent."""
+        ...
+
+    def num_pieces(self, start: int, stop: int) -> int:
+        """How many pieces the draws from `start` up to `stop` have, at most."""
+        ...
+
+    def pieces(self, start: int, stop: int) -> Pieces | None:
+        """The pieces of the draws from `start` up to `stop`; None where they exceed 64 bits."""
         ...
 
 
@@ -143,7 +150,8 @@ class VirtualTime:
 
     def drawn_before(self, chunks: np.ndarray) -> np.ndarray:
         """Samples given out before each of many chunks: int64 (n, k)."""
-        return self._drawn_many(chunks * self._chunk_size)
+        starts, place = np.unique(chunks, return_inverse=True)
+        return self._drawn_many(starts * self._chunk_size)[place]
 
     def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
         """Quotas of many chunks: int32 (n, k)."""
@@ -153,50 +161,48 @@ class VirtualTime:
         return (drawn[after] - drawn[before]).astype(np.int32)
 
     def _drawn_many(self, num_draws: np.ndarray) -> np.ndarray:
-        """`draws_after` for many numbers: int64 (n, k)."""
+        """`draws_after` for many numbers in ascending order: int64 (n, k)."""
         drawn = np.zeros((num_draws.size, self._size), dtype=np.int64)
-        todo = np.ones(num_draws.shape, dtype=bool)
-        if num_draws.size > _FEW and all(isinstance(c.cost, UnitCost) for c in self._components):
-            found, sure = self._given_at_once(num_draws)
-            drawn[:, self._active], todo = found, ~sure
+        if len(self._components) == 1:
+            drawn[:, self._active[0]] = num_draws
+            return drawn
+        lines = self._lines(num_draws) if num_draws.size > _FEW else None
+        if lines is None and num_draws.size > _FEW:  # too far apart to be worth a table
+            halves = np.split(num_draws, [num_draws.size // 2])
+            return np.concatenate([self._drawn_many(half) for half in halves])
+        sure = np.zeros(num_draws.shape, dtype=bool)
+        if lines is not None:
+            drawn[:, self._active], sure = drawn_between(lines, num_draws)
             if num_draws.size <= _KEPT // 2:  # a lane's next chunks, which will ask for them
                 for n in np.flatnonzero(sure).tolist():
                     self._remember(int(num_draws[n]), drawn[n].copy())
-        for n in np.flatnonzero(todo).tolist():
+        for n in np.flatnonzero(~sure).tolist():
             drawn[n] = self.draws_after(int(num_draws[n]))
         return drawn
 
-    def _given_at_once(self, num_draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draws of each active component, (n, k), and for which numbers they are certain, (n,).
-
-        With a cost of 1 the order repeats after as many draws as the weights sum to. Within that,
-        a moment is sought at which as many draws are due. Floats look for it; where it lies so near
-        a draw's due that they could be wrong, the number is not certain and left to integers.
-        """
-        weights = np.asarray([c.weight for c in self._components], dtype=np.int64)
-        phases = np.asarray([c.phase for c in self._components]) / 2.0**_PHASE_BITS
-        total, k = int(weights.sum()), weights.size
-        rounds, rest = np.divmod(num_draws, total)
-        given = np.zeros((rest.size, k), dtype=np.int64)
-        sure = rest == 0
-        low, high = (rest - k) / total, (rest + k) / total
-        todo = np.flatnonzero(~sure)
-        for _ in range(_LOOKS):
-            moment = (low[todo] + high[todo]) / 2
-            point = moment[:, None] * weights - phases
-            counts = np.maximum(np.floor(point) + 1, 0)
-            missing = rest[todo] - counts.sum(axis=1)
-            near = (np.abs(point - np.rint(point)) < _MARGIN).any(axis=1)
-            found = (missing == 0) & ~near
-            given[todo[found]] = counts[found]
-            sure[todo[found]] = True
-            # Where the right number is due but a due is near, look a little later.
-            low[todo] = np.where(missing >= 0, moment, low[todo])
-            high[todo] = np.where(missing < 0, moment, high[todo])
-            todo = todo[~found]
-            if not todo.size:
-                break
-        return given + rounds[:, None] * weights, sure
+    def _lines(self, num_draws: np.ndarray) -> list[Line] | None:
+        """The costs of the draws between the least and the greatest of some numbers."""
+        low, high = (self._given(int(num_draws[n])) for n in (0, -1))
+        ends = [
+            (c.start + max(0, a - 1), c.start + b + 1)
+            for c, a, b in zip(self._components, low, high, strict=True)
+        ]
+        pairs = list(zip(self._components, ends, strict=True))
+        if sum(c.cost.num_pieces(*two) for c, two in pairs) > PIECES * num_draws.size:
+            return None
+        pieces = [c.cost.pieces(*two) for c, two in pairs]
+        # Costs count from a moment nearby, so that floats hold them.
+        moment = min((c.cost.draw(a).before - c.spent) // c.weight for c, (a, _) in pairs)
+        lines = []
+        for c, part in zip(self._components, pieces, strict=True):
+            if part is None:
+                return None
+            shift = part.base - c.spent - moment * c.weight
+            if abs(shift) >= 1 << 62:
+                return None
+            phase = c.phase / 2.0**_PHASE_BITS
+            lines.append(Line(c.weight, phase, part.first - c.start, part.before + shift))
+        return lines
 
     def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
         """Chunks after which components have given so many samples, within a few.
