@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import random
 import sys
 import time
 import warnings
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 import zephon_jax as zx
+from zephon_jax import _compat
 
 LANES, ROWS, WIDTH, DEVICES = 8, 16, 8, 4
 
@@ -323,21 +325,90 @@ def run_copies(plan):
 
 
 def run_absent(plan):
-    """A host that does not come to a save is waited for so long and no longer."""
-    iterator = iter(elastic(*PIPELINES["map"], meshes()["data"]))
-    next(iterator)
-    if plan["process"] == 0 and plan["count"] > 1:
-        with pytest.raises(TimeoutError, match="process 1"):
-            zx.save_checkpoint(f"{plan['folder']}/absent", iterator, timeout=2)
-        assert not list(pathlib.Path(plan["folder"]).glob("absent/*/manifest.json"))
+    """Hosts that leave out a save, are apart, or come late: it costs that save and no other."""
     from jax.experimental import multihost_utils
 
-    multihost_utils.sync_global_devices("after the absent host")
+    me, last = plan["process"], plan["count"] - 1
+    sharding, folder = meshes()["data"], f"{plan['folder']}/absent by {plan['count']}"
+    iterator = iter(elastic(*PIPELINES["map"], sharding))
+    next(iterator)
+
+    def save(step, timeout=60.0):
+        zx.save_checkpoint(folder, iterator, step, timeout=timeout)
+
+    def refused(kind, match, step, timeout=60.0):
+        with pytest.raises(kind, match=match):
+            save(step, timeout)
+
+    def together(name):
+        multihost_utils.sync_global_devices(name)
+
+    if me == 0:
+        everybody = ", ".join(str(process) for process in range(1, last + 1))
+        refused(TimeoutError, rf"\[{everybody}\] did not come to the lanes of step 1 in", 1, 0.3)
+    together("others stayed away")
+    save(2)
+    if me != last:
+        refused(TimeoutError, rf"processes \[.*{last}\] did not come to the lanes of step 3", 3, 1)
+    together("the last stayed away")
+    save(4)
+    if me != 0:
+        refused(TimeoutError, r"processes \[0.*\] did not come to the lanes of step 5 in", 5, 1)
+    together("the first stayed away")
+    start = time.monotonic()
+    if me == 0:
+        refused(RuntimeError, r"processes \[.*\] left out the lanes of step 6 in .* of step 7", 6)
+    save(7)
+    if me == last:
+        refused(RuntimeError, r"processes \[0\] left out the lanes of step 8 in .* of step 9", 8)
+    save(9)
+    assert time.monotonic() - start < 30  # at once, not after the limit
+    if me != last:
+        refused(TimeoutError, rf"processes \[.*{last}\] did not come", 10, 1)
+    together("most have given up")
+    if me == last:
+        refused(TimeoutError, r"processes \[0.*\] had given up", 10, 0.3)
+    together("all have given up")
+    for _ in range(2):
+        save(10)
+    saved = sorted(path.parent.name for path in pathlib.Path(folder).glob("*/manifest.json"))
+    assert saved == [f"step_{step:010d}" for step in (2, 4, 7, 9, 10)]
+    assert zx.restore_checkpoint(folder, iterator) == 10
+    check_placed(zx.to_global(next(iterator), sharding), expected_of(plan, "map")[1])
+    together("all have read")
+    left = _compat.distributed_hosts().client.key_value_dir_get("zephon_jax")
+    places = {tuple(key.split("/")[:3]) for key, _ in left}
+    assert len(left) <= 8 + 2 * plan["count"] * len(places)  # they do not pile up
+
+
+def run_skips(plan):
+    """Every host comes to each save or not, by draw, and waits for nobody in between.
+
+    What all came to is saved and what one left out is refused, wherever the others are by then.
+    """
+    iterator = iter(elastic(*PIPELINES["map"], meshes()["data"]))
+    folder = f"{plan['folder']}/skips by {plan['count']}"
+    whole = []
+    for step in range(1, plan["skips"] + 1):
+        draw = random.Random(step)
+        come = [draw.random() < 0.85 for _ in range(plan["count"])]
+        whole += [step] * all(come)
+        if not come[plan["process"]]:
+            continue
+        if all(come):
+            zx.save_checkpoint(folder, iterator, step, timeout=60)
+        else:
+            with pytest.raises((TimeoutError, RuntimeError), match=r"did not|given up|left out"):
+                zx.save_checkpoint(folder, iterator, step, timeout=0.2)
+    saved = sorted(path.parent.name for path in pathlib.Path(folder).glob("*/manifest.json"))
+    assert saved == [f"step_{step:010d}" for step in whole]
+    assert 0.2 * plan["skips"] < len(whole) < plan["skips"]
 
 
 PARTS = {
     "meshes": run_meshes, "whole": run_whole, "padded": run_padded, "save": run_save,
-    "restore": run_restore, "copies": run_copies, "absent": run_absent, "workers": run_workers,
+    "restore": run_restore, "copies": run_copies, "absent": run_absent, "skips": run_skips,
+    "workers": run_workers,
     "orbax save": run_orbax_save, "orbax restore": run_orbax_restore,
     "save every step": run_save_every_step, "restore every step": run_restore_every_step,
 }  # fmt: skip

@@ -17,6 +17,7 @@ import fsspec
 import grain
 import numpy as np
 import pytest
+from saver import dataset_to_save
 from test_elastic import (
     PIPELINES,
     assert_same,
@@ -146,17 +147,60 @@ def test_the_newest_or_the_one_asked_for_and_pruning(tmp_path):
         zx.restore_checkpoint(tmp_path / "elsewhere", again)
 
 
-def test_what_was_just_saved_stays_also_where_a_run_went_back(tmp_path):
+def steps_in(folder):
+    return sorted(int(path.name[5:]) for path in folder.iterdir())
+
+
+def test_a_run_that_went_back_abandons_what_it_had_saved_later(tmp_path):
+    """They stay and are not taken for the newest, until the run comes to their steps again."""
     [dataset] = hosts(readable(), 4, rows, 1)
-    iterator = iter(dataset)
-    for step in (7, 8, 9):
+    expected, iterator = list(dataset), iter(dataset)
+
+    def save_at(step, **settings):
         iterator.seek(step)
-        zx.save_checkpoint(tmp_path, iterator)
+        zx.save_checkpoint(tmp_path, iterator, **settings)
+
+    for step in (7, 8, 9):
+        save_at(step)
     assert zx.restore_checkpoint(tmp_path, iterator, step=7) == 7
-    iterator.seek(4)
-    zx.save_checkpoint(tmp_path, iterator, keep=1)
-    assert sorted(int(p.name[5:]) for p in tmp_path.iterdir()) == [4, 9]
-    assert zx.restore_checkpoint(tmp_path, iter(dataset), step=4) == 4
+    with pytest.warns(UserWarning, match=r"steps \[7, 8, 9\] in .* abandoned since step 4 was"):
+        save_at(4, keep=1)
+    assert steps_in(tmp_path) == [4, 7, 8, 9]
+    again = iter(dataset)
+    assert zx.restore_checkpoint(tmp_path, again) == 4
+    assert checkpoint.read_checkpoint(tmp_path)["step"] == 4
+    assert zx.restore_checkpoint(tmp_path, again, step=9) == 9
+    assert_same(list(again), expected[9:])
+    save_at(5)  # says nothing more
+    assert zx.restore_checkpoint(tmp_path, again) == 5
+    save_at(8)
+    assert zx.restore_checkpoint(tmp_path, again) == 8
+    assert_same(list(again), expected[8:])
+    save_at(10, keep=2)
+    assert steps_in(tmp_path) == [8, 10]
+    save_at(20)
+    with pytest.warns(UserWarning, match="abandoned"):
+        save_at(2, keep=1)
+    shutil.rmtree(tmp_path / "step_0000000002")
+    with pytest.raises(FileNotFoundError, match=r"ones: \[\]. Abandoned ones.*\[8, 10, 20\]"):
+        zx.restore_checkpoint(tmp_path, again)
+
+
+def test_what_others_save_meanwhile_is_not_abandoned(tmp_path):
+    """A thread that saves in the background may end after one that began later."""
+    [dataset] = hosts(readable(), 4, rows, 1)
+    [one] = advanced([dataset], 3)
+    state = one.get_state()
+    next(one)
+
+    def later_comes_first(tag, text, timeout):
+        if "lanes of step 3" in tag:
+            zx.save_checkpoint(tmp_path, one)
+        return [text]
+
+    zx.save_checkpoint(tmp_path, one, state=state, gather=later_comes_first)
+    assert steps_in(tmp_path) == [3, 4]
+    assert zx.restore_checkpoint(tmp_path, iter(dataset)) == 4
 
 
 def test_a_save_whose_pruning_fails_says_that_it_was_saved(tmp_path, monkeypatch):
@@ -358,7 +402,7 @@ def test_a_missing_lane(tmp_path):
     path = folder / "manifest.json"
     body = json.loads(path.read_text())["body"]
     del body["files"][name]
-    path.write_bytes(wrap(checkpoint._MANIFEST, body))
+    path.write_bytes(wrap("zephon_jax checkpoint", body))
     refused(folder, r"lanes \[2, 3\] are in none of the files")
 
 
@@ -393,6 +437,80 @@ def test_files_that_were_cut_or_changed(tmp_path):
     replaced(folder, name, whole)
     replaced(folder, "manifest.json", b"{")
     refused(folder, "manifest.json is not a file of")
+
+
+def tear(fs, folder, what):
+    """Leaves a file as a put that was cut off does; returns its name."""
+    names = sorted(path.rsplit("/", 1)[-1] for path in fs.ls(folder, detail=False))
+    name = names[-1] if what.startswith("manifest") else names[1]
+    whole = fs.cat_file(f"{folder}/{name}")
+    if what == "lanes gone":
+        fs.rm_file(f"{folder}/{name}")
+    else:
+        end = {"empty": 0, "half": len(whole) // 2, "last": len(whole) - 2}[what.split()[1]]
+        fs.pipe_file(f"{folder}/{name}", whole[:end])
+    return name
+
+
+TORN = [
+    "manifest empty",
+    "manifest half",
+    "manifest last",
+    "lanes empty",
+    "lanes last",
+    "lanes gone",
+]
+
+
+def check_torn(url, what, **options):
+    """Saves steps 1 and 2, tears 2, and restores on other hosts: all take 1 and say so."""
+    source = readable()
+    expected = list(hosts(source, 4, rows, 1)[0])
+    saving = [iter(dataset) for dataset in hosts(source, 4, rows, 2)]
+    for _ in range(2):
+        in_step(saving, 1)
+        assert save_all(url, saving, **options) == [None, None]
+    fs, root = fsspec.core.url_to_fs(url, **options.get("storage_options", {}))
+    name = tear(fs, f"{root}/step_0000000002", what)
+    restored = [iter(dataset) for dataset in hosts(source, 4, rows, 4)]
+    for one in restored:
+        with pytest.warns(UserWarning, match=rf"step 1 is taken instead .*step_0000000002/{name}"):
+            assert zx.restore_checkpoint(url, one, **options) == 1
+        with pytest.raises(ValueError, match=f"step_0000000002/{name}"):
+            zx.restore_checkpoint(url, one, step=2, **options)
+    assert_same(in_step(restored, 3), expected[1:4])
+    assert save_all(url, restored, step=2, **options) == [None] * 4  # over the torn one
+    again = iter(hosts(source, 4, rows, 1)[0])
+    assert zx.restore_checkpoint(url, again, **options) == 2
+    assert_same([next(again)], [expected[4]])
+
+
+@pytest.mark.parametrize("what", TORN)
+def test_a_torn_checkpoint_is_passed_over_where_no_step_is_asked_for(tmp_path, what):
+    check_torn(f"memory://{tmp_path.name}", what)
+
+
+def test_where_all_are_torn_the_newest_is_named(tmp_path):
+    folder = folder_of(tmp_path)
+    shutil.copytree(folder, tmp_path / "step_0000000002")
+    for path in tmp_path.glob("*/manifest.json"):
+        path.write_bytes(b"")
+    refused(folder, r"step_0000000003/manifest.json is not a file of")
+
+
+def test_manifests_of_the_first_version_are_read(tmp_path):
+    """They do not say how large files are."""
+    folder = folder_of(tmp_path)
+    path = folder / "manifest.json"
+    body = json.loads(path.read_text())["body"]
+    assert body.pop("sizes") == {
+        name: (folder / name).stat().st_size for name in lane_files(folder)
+    }
+    assert body["version"] == 2
+    path.write_bytes(wrap("zephon_jax checkpoint", {**body, "version": 1}))
+    assert zx.restore_checkpoint(tmp_path, iter(hosts(readable(), 4, rows, 1)[0])) == 3
+    path.write_bytes(wrap("zephon_jax checkpoint", {**body, "version": 3}))
+    refused(folder, r"manifest.json has version 3; this reads up to version 2")
 
 
 def test_another_pipeline(tmp_path):
@@ -478,48 +596,12 @@ def test_checkpoints_in_an_object_store(server):
     assert {path.split("/")[-2] for path in fs.find(url)} == {"step_0000000007"}
 
 
+@pytest.mark.parametrize("what", ["manifest half", "lanes last"])
+def test_a_torn_checkpoint_in_an_object_store(server, what):
+    check_torn(f"s3://runs/torn {what}", what, storage_options=server.storage_options)
+
+
 # SIGKILL
-
-_SAVER = """
-import contextlib, json, sys
-sys.path.insert(0, sys.argv[2])
-import zephon_jax as zx
-from test_elastic import hosts, readable, rows
-options = json.loads(sys.argv[3])
-source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
-iterator = iter(hosts(source, 4, rows, 1)[0])
-with contextlib.suppress(FileNotFoundError):
-    zx.restore_checkpoint(sys.argv[1], iterator, storage_options=options)
-print("ready", flush=True)
-while True:
-    next(iterator)
-    zx.save_checkpoint(sys.argv[1], iterator, keep=3, storage_options=options)
-    print("saved", iterator.get_state()["step"], flush=True)
-"""
-
-_ORBAX_SAVER = """
-import logging, sys
-sys.path.insert(0, sys.argv[2])
-logging.disable(logging.WARNING)
-import numpy as np, orbax.checkpoint as ocp
-from zephon_jax.orbax import ElasticRestore, ElasticSave
-from test_elastic import hosts, readable, rows
-source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
-iterator = iter(hosts(source, 4, rows, 1)[0])
-with ocp.CheckpointManager(sys.argv[1], options=ocp.CheckpointManagerOptions(
-        max_to_keep=3)) as manager:
-    if manager.latest_step():
-        manager.restore(manager.latest_step(), args=ocp.args.Composite(
-            data=ElasticRestore(iterator)))
-    print("ready", flush=True)
-    while True:
-        next(iterator)
-        step = iterator.get_state()["step"]
-        manager.save(step, args=ocp.args.Composite(
-            model=ocp.args.StandardSave({"w": np.full(4, step)}), data=ElasticSave(iterator)))
-        manager.wait_until_finished()
-        print("saved", step, flush=True)
-"""
 
 
 def restore_ours(folder, iterator, options):
@@ -548,63 +630,84 @@ def restore_orbax(folder, iterator, options):
     return step
 
 
-def kill_while_saving(folder, kills, seed, *, saver=_SAVER, restore=restore_ours, options=None):
+@pytest.fixture(scope="module")
+def saver():
+    """A process that forks off others which save; see saver.py."""
+    script = pathlib.Path(__file__).with_name("saver.py")
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as running:
+        yield running
+        assert running.stdin is not None
+        running.stdin.close()
+
+
+LONGEST = {"files": 0.12, "orbax": 0.4}  # seconds to a kill: time for some saves
+RESTORE = {"files": restore_ours, "orbax": restore_orbax}
+
+
+def is_cut_off(folder, options):
+    """True where a save did not come to its end."""
+    fs, root = fsspec.core.url_to_fs(str(folder), **(options or {}))
+    fs.invalidate_cache()
+    if not fs.exists(root):
+        return False
+    folders = fs.ls(root, detail=False)
+    if any("tmp" in path.rsplit("/", 1)[-1] for path in folders):  # as Orbax names them
+        return True
+    return any("step_" in path and not fs.exists(f"{path}/manifest.json") for path in folders)
+
+
+def kill_while_saving(saver, kind, folder, kills, seed, options=None):
     """Kills a process that saves all the time; returns the step that was restored, each time.
 
     After each kill the newest checkpoint must be the last step that it reported, or the one after:
     saved whole, but killed before it could say so.
     """
-    source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
-    [dataset] = hosts(source, 4, rows, 1)
+    dataset, cut_off = dataset_to_save(), 0
     drawn, restored = random.Random(seed), [0]
-    command = [sys.executable, "-c", saver, str(folder), str(pathlib.Path(__file__).parent)]
     for _ in range(kills):
-        child = subprocess.Popen(
-            [*command, json.dumps(options or {})], stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        )  # fmt: skip
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        time.sleep(drawn.uniform(0.005, 0.12))
-        child.send_signal(signal.SIGKILL)
-        rest = child.communicate(timeout=60)[0].splitlines()
-        said = [int(line.split()[1]) for line in rest if line.startswith("saved ")]
-        reported = said[-1] if said else restored[-1]
+        print(json.dumps([kind, str(folder), options]), file=saver.stdin, flush=True)
+        ready, pid = saver.stdout.readline().split()
+        assert ready == "ready"
+        time.sleep(drawn.uniform(0.005, LONGEST[kind]))
+        os.kill(int(pid), signal.SIGKILL)
+        said = [line.split()[1] for line in iter(saver.stdout.readline, "ended\n")]
+        reported = int(said[-1]) if said else restored[-1]
+        cut_off += is_cut_off(folder, options)
         iterator, sought = iter(dataset), iter(dataset)
-        step = restore(folder, iterator, options)
+        step = RESTORE[kind](folder, iterator, options)
         assert reported <= step <= reported + 1
         sought.seek(step)
         assert_same([next(iterator)], [next(sought)])
         iterator.close()
         sought.close()
         restored.append(step)
+    assert cut_off >= kills // 10  # they did come in the middle
     return restored
 
 
-def test_killed_while_saving(tmp_path):
-    assert kill_while_saving(tmp_path, kills=3, seed=0)[-1] > 0
+def test_killed_while_saving(saver, tmp_path):
+    assert kill_while_saving(saver, "files", tmp_path, kills=5, seed=0)[-1] > 0
 
 
 @pytest.mark.slow
-def test_killed_while_saving_at_fifty_moments(tmp_path):
+def test_killed_while_saving_at_two_hundred_moments(saver, tmp_path):
     seed = int(np.random.default_rng().integers(1 << 30))
-    assert kill_while_saving(tmp_path, kills=50, seed=seed)[-1] > 50
+    print("seed", seed)
+    assert kill_while_saving(saver, "files", tmp_path, kills=200, seed=seed)[-1] > 200
 
 
-def test_killed_while_saving_to_an_object_store(server):
-    kill_while_saving("s3://runs/killed", kills=1, seed=0, options=server.storage_options)
-
-
-@pytest.mark.slow
-def test_killed_while_saving_to_an_object_store_at_twenty_moments(server):
-    options = server.storage_options
-    assert kill_while_saving("s3://runs/killed more", kills=20, seed=1, options=options)[-1] > 0
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_while_saving_to_an_object_store(saver, server, kills):
+    url, options = f"s3://runs/killed {kills} times", server.storage_options
+    assert kill_while_saving(saver, "files", url, kills, seed=1, options=options)[-1] > 0
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_killed_while_orbax_saves(tmp_path, kills):
+@pytest.mark.parametrize("kills", [3, pytest.param(50, marks=pytest.mark.slow)])
+def test_killed_while_orbax_saves(saver, tmp_path, kills):
     pytest.importorskip("orbax.checkpoint")
-    kill_while_saving(
-        tmp_path / "run", kills=kills, seed=kills, saver=_ORBAX_SAVER, restore=restore_orbax
-    )
+    assert kill_while_saving(saver, "orbax", tmp_path / "run", kills, seed=kills)[-1] > 0

@@ -232,7 +232,11 @@ def test_damaged_states_are_told_from_whole_ones(folder):
     for cut in (0, 1, 50, len(whole) - 2):
         file.write_bytes(whole[:cut])
         for args in (["inspect", "saved"], ["audit", "saved", "--config", "run.yaml"]):
-            assert "lanes [0, 1, 2, 3]" in run(*args, code=2)
+            assert "lanes [0, 1, 2, 3]" in run(*args, "--step", "6", code=2)
+            passed_over = CliRunner().invoke(cli, args)
+            assert passed_over.exit_code == 0
+            assert "warning: step 3 is taken instead of a later one" in passed_over.stderr
+            assert f"{file.name} (lanes [0, 1, 2, 3])" in passed_over.stderr
 
 
 def test_the_real_command(folder):

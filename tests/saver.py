@@ -1,0 +1,85 @@
+"""Processes that save all the time until they are killed, forked off one that has imported JAX.
+
+Started by test_checkpoint as `python saver.py`. A line of JSON on standard input, [kind, folder,
+storage options], starts one; it says "ready PID", and "saved STEP" after each save. "ended" follows
+when it is dead. Nothing is open and no backend is there when it is forked, so each is as good as a
+process of its own, without the seconds that importing takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import sys
+
+import numpy as np
+from test_elastic import hosts, readable, rows
+
+import zephon_jax as zx
+
+
+def dataset_to_save():
+    source = readable((4000, 2000), (3, 2), chunk_size=64, exhausted_policy="repeat")
+    return hosts(source, 4, rows, 1)[0]
+
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def save_files(folder, options):
+    iterator = iter(dataset_to_save())
+    with contextlib.suppress(FileNotFoundError):
+        zx.restore_checkpoint(folder, iterator, storage_options=options)
+    say("ready", os.getpid())
+    while True:
+        next(iterator)
+        zx.save_checkpoint(folder, iterator, keep=3, storage_options=options)
+        say("saved", iterator.get_state()["step"])
+
+
+def save_with_orbax(folder, options):
+    import orbax.checkpoint as ocp
+
+    from zephon_jax.orbax import ElasticRestore, ElasticSave
+
+    iterator = iter(dataset_to_save())
+    keep = ocp.CheckpointManagerOptions(max_to_keep=3)
+    with ocp.CheckpointManager(folder, options=keep) as manager:
+        if manager.latest_step():
+            place = ocp.args.Composite(data=ElasticRestore(iterator))
+            manager.restore(manager.latest_step(), args=place)
+        say("ready", os.getpid())
+        while True:
+            next(iterator)
+            step = iterator.get_state()["step"]
+            model = ocp.args.StandardSave({"w": np.full(4, step)})
+            manager.save(step, args=ocp.args.Composite(model=model, data=ElasticSave(iterator)))
+            manager.wait_until_finished()
+            say("saved", step)
+
+
+SAVERS = {"files": save_files, "orbax": save_with_orbax}
+
+
+def main():
+    logging.disable(logging.WARNING)
+    for name in ("orbax.checkpoint", "zephon_jax.orbax", "s3fs"):
+        with contextlib.suppress(ImportError):
+            __import__(name)
+    for line in sys.stdin:
+        kind, folder, options = json.loads(line)
+        child = os.fork()
+        if not child:
+            try:
+                SAVERS[kind](folder, options)
+            finally:
+                os._exit(1)
+        os.waitpid(child, 0)
+        say("ended")
+
+
+if __name__ == "__main__":
+    main()
