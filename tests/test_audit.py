@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 
@@ -11,7 +12,9 @@ from helpers import chunks_of, mixture, state_after
 from test_laws import SOURCES, CountSource
 
 import zephon_jax as zx
+from zephon_jax.inspect_state import inspect_states
 from zephon_jax.recut import RecutSource
+from zephon_jax.saved_states import load_states
 
 
 def read_by(source, steps, *, origin_states=None, slots=None, config=None):
@@ -231,13 +234,87 @@ def test_bad_input_is_named(tmp_path):
         (lambda: zx.audit(source, [source.init(0, 2), source.init(1, 3)]), ValueError, "one run"),
         (lambda: zx.audit(source, tmp_path / "none"), FileNotFoundError, "no file or folder"),
         (lambda: zx.audit(source, tmp_path / "text.json"), ValueError, "neither an encoded"),
+        (
+            lambda: zx.audit(source, tmp_path / "text.json", step=3),
+            ValueError,
+            "is a file: it has no",
+        ),
+        (lambda: zx.audit(source, {}), ValueError, "no state of a lane in it"),
         (lambda: zx.audit(source, tmp_path / "empty"), FileNotFoundError, "no complete checkpoint"),
         (lambda: zx.audit(source, b"abc"), ValueError, "not an encoded state"),
         (lambda: zx.audit(source, {"lanes": {"0": {}}}), ValueError, "place of one lane"),
-        (lambda: zx.audit(CountSource(), [source.init()]), TypeError, "CountState; got Mixture"),
+        (lambda: zx.audit(CountSource(), [source.init()]), ValueError, "states are CountState"),
     ):
         with pytest.raises(error, match=text):
             call()
+
+
+def test_a_slot_beyond_its_chunk_is_refused():
+    """A full chunk is read; more than that no lane has read of it, nor anything past the end."""
+    source = SOURCES["passes"]()
+    whole = {**zx.source.state_to_dict(source.init()), "slot": 16}
+    assert zx.audit(source, whole).whole_chunks == 1
+    with pytest.raises(ValueError, match="slot = 17, and the lane's next chunk has 16 samples"):
+        zx.audit(source, {**whole, "slot": 17})
+    ended = zx.source.state_to_dict(state_after_most(source, 10**6, 0, 1))
+    assert sum(zx.audit(source, ended).samples.values()) == len(source)
+    with pytest.raises(ValueError, match="slot = 1, and the lane's next chunk has ended"):
+        zx.audit(source, {**ended, "slot": 1})
+
+
+def test_states_that_were_mixed_up_are_refused():
+    """By the lane that was saved with a state, the lane it is kept under, and the slot's check."""
+    source = SOURCES["passes"]()
+    places = [zx.source.state_to_dict(source.init(lane, 3)) for lane in range(3)]
+    lanes = {str(lane): {"pipeline": place} for lane, place in enumerate(places)}
+    assert zx.audit(source, {"lanes": lanes}).samples == {"a": 0, "b": 0, "c": 0}
+    iterator = iter(zx.LaneIterDataset(mixture([50], chunk_size=10), 0, 1))
+    for states, text in (
+        ({**places[0], "lane": 1}, "saved as that of lane 1 of 3; it is of lane 0 of 3"),
+        ({**places[0], "num_lanes": 4}, "saved as that of lane 0 of 4; it is of lane 0 of 3"),
+        ({"lanes": {**lanes, "0": lanes["2"]}}, "lane 0 holds the state of lane 2 of 3"),
+        ({"lanes": lanes, "num_lanes": 4}, "lane 0 of 4 holds the state of lane 0 of 3"),
+        ({**places[0], "slot": -1}, "the slot of the state must be at least 0"),
+        ({**iterator.get_state(), "slot": 3}, "slot = 3 does not fit its check"),
+    ):
+        for look in (lambda one: zx.audit(source, one), inspect_states):
+            with pytest.raises(ValueError, match=text):
+                look(states)
+
+
+def test_every_form_of_states_is_read_by_audits_and_inspections(tmp_path):
+    source = SOURCES["passes"]()
+    states = [state_after(source, 2, lane, 2) for lane in range(2)]
+    places = [zx.source.state_to_dict(state) for state in states]
+    lanes = {str(lane): [{"deep": place}, 5] for lane, place in enumerate(places)}
+    plain = [places, {"a": places}, {"lanes": lanes}, {"lanes": lanes, "num_lanes": 2, "step": 7}]
+    forms = [states, [zx.encode_state(states[0]), states[1]], *plain, [plain[2]]]
+    path = tmp_path / "states.json"
+    for text in map(json.dumps, plain):
+        marked = b"\xef\xbb\xbf \n\t" + text.encode()
+        for data in (text.encode(), marked, text.encode("utf-16")):
+            path.write_bytes(data)
+            forms.append(load_states(path))
+    for form in forms:
+        assert zx.audit(source, form).whole_chunks == 4
+        found = inspect_states(form)
+        expected = [(lane, 2, state.chunk_index, 0) for lane, state in enumerate(states)]
+        assert [lane[:4] for lane in found.lanes] == expected
+        assert (found.num_lanes, found.missing) == (2, ())
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ValueError, match="neither an encoded state nor JSON"):
+        load_states(path)
+    deep = {}
+    for _ in range(100_000):
+        deep = {"a": deep}
+    with pytest.raises(ValueError, match="no state of a lane in it"):
+        inspect_states(deep)
+    while deep:  # or the interpreter takes it apart by recursion
+        deep = deep["a"]
 
 
 def test_sources_without_numbers_are_walked():

@@ -45,7 +45,7 @@ LAYERS = [
     ["mixture_run", "static_mixture"],
     ["run_rows"],
     ["shard_reads", "simulation", "simulate_words", "simulate"],
-    ["progress", "seen", "audit", "diff", "inspect_state"],
+    ["saved_states", "progress", "seen", "audit", "diff", "inspect_state"],
 ]
 
 

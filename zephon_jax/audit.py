@@ -17,9 +17,10 @@ import numpy as np
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.locate import times_drawn
 from zephon_jax.places import check_sample_id
-from zephon_jax.progress import FINISHED, LaneProgress, load_states, progress_of
+from zephon_jax.progress import FINISHED, LaneProgress, progress_of
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_rows import stretches
+from zephon_jax.saved_states import load_states, read_states
 from zephon_jax.seen import seen_by
 from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
@@ -146,9 +147,10 @@ def audit(
     source = getattr(source, "uncut", source)
     if isinstance(states, (str, os.PathLike)):
         states = load_states(states, step)
-    if read_config is None and isinstance(states, dict) and "lanes" in states:
+    saved = read_states(states)
+    if read_config is None and saved.elastic:
         read_config = MixtureReadConfig(mode="lattice")
-    lanes, missing, doubles, notes = _newest(progress_of(source, states))
+    lanes, missing, doubles, notes = _newest(progress_of(source, saved))
     return _audited(source, lanes, missing, doubles, notes, check_read_config(read_config))
 
 

@@ -24,7 +24,7 @@ from zephon_jax.config_text import TEMPLATE, schema
 from zephon_jax.diff import diff as diff_sources
 from zephon_jax.index import keep_index
 from zephon_jax.inspect_state import Inspected, inspect_states
-from zephon_jax.progress import load_states
+from zephon_jax.saved_states import load_states, read_states
 from zephon_jax.simulate import simulate as simulate_source
 from zephon_jax.source import WorkSource
 
@@ -241,7 +241,7 @@ def _differs(found: Inspected, source: WorkSource) -> list[str]:
     """The settings in which states differ from a source."""
     mine = inspect_states(encode_state(source.init())).lanes[0].settings
     things = [t for lane in found.lanes for t in mine if lane.settings.get(t) != mine[t]]
-    return list(dict.fromkeys(things))
+    return list(dict.fromkeys(["kind of source"] * bool(found.others) + things))
 
 
 @cli.command()
@@ -257,12 +257,8 @@ def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool)
     """
     read = read_config_file(config)
     loaded = [load_states(path, step) for path in states]
-    elastic = any(isinstance(one, dict) and "lanes" in one for one in loaded)
-    result = audit_states(
-        read.source(),
-        loaded[0] if len(loaded) == 1 else loaded,
-        read_config=None if elastic and len(loaded) == 1 else read.read,
-    )
+    config_ = None if read_states(loaded).elastic else read.read
+    result = audit_states(read.source(), loaded, read_config=config_)
     answer(as_json, result.summary(), {
         "whole_chunks": result.whole_chunks, "lanes": result.lanes, "missing": result.missing,
         "samples": result.samples, "seen": result.seen, "gaps": result.gaps,

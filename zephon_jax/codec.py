@@ -8,6 +8,7 @@ checked before anything is allocated, and nothing is ever executed.
 from __future__ import annotations
 
 import hashlib
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from zephon_jax._xp import is_jax
 
-__all__ = ["VERSION", "decode_fields", "encode_state", "open_fields"]
+__all__ = ["VERSION", "decode_fields", "encode_state", "open_fields", "slot_check"]
 
 VERSION = 1
 _CHECKSUM_BYTES = 8
@@ -79,6 +80,16 @@ def encode_state(state: Any) -> bytes:
         raise TypeError(f"a state must be a NamedTuple; got {type(state).__name__}.")
     body = _pack([type(state).__name__, _pack_leaf(tuple(state), "state")])
     return _pack([VERSION, _checksum(body), body])
+
+
+def slot_check(encoded: str, slot: int) -> int:
+    """Ties a slot to the encoded state it belongs to, whose own checksum does not know it.
+
+    Args:
+      encoded: The state as text, as plain JSON holds it.
+      slot: Samples read of the state's next chunk.
+    """
+    return zlib.crc32(f"{encoded}:{slot}".encode())
 
 
 def _unpack(data: bytes) -> Any:

@@ -192,7 +192,9 @@ class RunningCost:
         """The pieces of the draws from `start` up to `stop`; None where they exceed 64 bits."""
         first, last = start // self._samples, (stop - 1) // self._samples
         longest = (
-            self._samples if self._whole else max(self._cursor.block, self._cursor.counts.max())
+            self._samples
+            if self._whole is not None
+            else max(self._cursor.block, self._cursor.counts.max())
         )
         if longest > _MOST_SHARING or (last - first + 2) * self._total > _MOST_COST:
             return None

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import weakref
-import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
+from zephon_jax.codec import slot_check
 from zephon_jax.contract import check_lane
 from zephon_jax.lengths import number_of_sample, seek_sample
 from zephon_jax.per_process import PerProcess
@@ -246,7 +246,8 @@ class _LaneIterator(grain.DatasetIterator):
         """The lane's place as plain JSON."""
         if self._encoded is None:
             self._encoded = state_to_dict(self._state)
-        return {**self._encoded, "slot": self._slot, "check": _check_of(self._encoded, self._slot)}
+        check = slot_check(self._encoded["state"], self._slot)
+        return {**self._encoded, "slot": self._slot, "check": check}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a place that `get_state` described. On an error nothing has changed.
@@ -256,7 +257,8 @@ class _LaneIterator(grain.DatasetIterator):
         """
         decoded = state_from_dict(self._dataset.source, state, self._lane)
         slot = state.get("slot")
-        if type(slot) is not int or slot < 0 or state.get("check") != _check_of(state, slot):
+        check = state.get("check")
+        if type(slot) is not int or slot < 0 or check != slot_check(state["state"], slot):
             raise ValueError(
                 f"not the state of a lane, or damaged: slot = {slot!r} does not fit its check."
             )
@@ -279,11 +281,6 @@ class _LaneIterator(grain.DatasetIterator):
 
     def __str__(self) -> str:
         return f"LaneIterator({self._dataset})"
-
-
-def _check_of(state: Mapping[str, Any], slot: int) -> int:
-    """Ties a slot to the encoded state it belongs to, whose own checksum does not know it."""
-    return zlib.crc32(f"{state['state']}:{slot}".encode())
 
 
 def _distinct_shards(ids: np.ndarray) -> np.ndarray:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax._xp import as_int
 from zephon_jax.codec import open_fields
 from zephon_jax.knobs import CONFIG_THINGS
-from zephon_jax.progress import places_in
+from zephon_jax.saved_states import SavedState, check_saved_lane, read_states
 from zephon_jax.state import MixtureState, from_words
 
 __all__ = ["Inspected", "LaneState", "inspect_states"]
@@ -93,49 +91,27 @@ def inspect_states(states: Any) -> Inspected:
     """Looks into states in any form in which they are kept.
 
     Args:
-      states: The bytes of a state, the plain JSON of one, or an elastic iterator's state:
-        what `progress.load_states` reads.
+      states: What `zx.audit` takes: a state, the bytes or the plain JSON of one, an elastic
+        iterator's state, or a list of these.
 
     Raises:
       TypeError, ValueError: If it is none of these, or damaged.
     """
-    if isinstance(states, (bytes, bytearray)):
-        return _inspected("an encoded state", None, None, [(bytes(states), 0)])
-    if not isinstance(states, Mapping):
-        raise TypeError(f"not a state: {type(states).__name__}.")
-    found = [
-        (_bytes_of(place), as_int(place.get("slot", 0), "slot", 0)) for place in places_in(states)
-    ]
-    if not found:
+    saved = read_states(states)
+    if not saved.states:
         raise ValueError("there is no state of a lane in it.")
-    if "lanes" in states:
-        step = as_int(states.get("step", 0), "step", 0)
-        num_lanes = as_int(states.get("num_lanes"), "num_lanes", 1)
-        return _inspected("a checkpoint of an elastic iterator", step, num_lanes, found)
-    return _inspected("the state of an iterator", None, None, found)
-
-
-def _inspected(
-    kind: str, step: int | None, num_lanes: int | None, found: Sequence[tuple[bytes, int]]
-) -> Inspected:
-    opened = [_lane(*one) for one in found]
+    opened = [_lane(one) for one in saved.states]
     lanes = tuple(one for one in opened if isinstance(one, LaneState))
     others = tuple(one for one in opened if isinstance(one, str))
+    num_lanes = saved.num_lanes
     if num_lanes is None and lanes:
         num_lanes = lanes[0].num_lanes
-    return Inspected(kind, step, num_lanes, lanes, others)
+    return Inspected(saved.kind, saved.step, num_lanes, lanes, others)
 
 
-def _bytes_of(place: Mapping[str, Any]) -> bytes:
-    try:
-        return base64.b64decode(place["state"], validate=True)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"not the state of a lane: {error}") from None
-
-
-def _lane(data: bytes, slot: int) -> LaneState | str:
+def _lane(saved: SavedState) -> LaneState | str:
     """A mixture's lane, or what other kind of record it is."""
-    record, fields = open_fields(data)
+    record, fields = open_fields(saved.data)
     if record != MixtureState.__name__ or len(fields) != len(MixtureState._fields):
         return record
     words = {
@@ -143,13 +119,15 @@ def _lane(data: bytes, slot: int) -> LaneState | str:
         for name, raw in zip(MixtureState._fields, fields, strict=True)
     }
     drawn = from_words(words["drawn"].reshape(-1, 2))
+    lane, num_lanes = int(words["lane"][0]), int(words["num_lanes"][0])
+    check_saved_lane(saved, lane, num_lanes)
     return LaneState(
-        lane=int(words["lane"][0]),
-        num_lanes=int(words["num_lanes"][0]),
+        lane=lane,
+        num_lanes=num_lanes,
         chunk=from_words(words["chunk"]),
-        slot=slot,
+        slot=saved.slot,
         origin=from_words(words["origin"]),
         drawn=tuple(drawn.tolist()),
         digests=tuple(words["config"].tolist()),
-        num_bytes=len(data),
+        num_bytes=len(saved.data),
     )

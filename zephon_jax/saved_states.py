@@ -1,0 +1,174 @@
+"""Saved states in any form in which they are kept, as one list: audits and inspections read it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import fsspec
+
+from zephon_jax._xp import as_int
+from zephon_jax.codec import encode_state, slot_check
+
+__all__ = ["SavedState", "SavedStates", "check_saved_lane", "load_states", "read_states"]
+
+_ENCODED = b"\x93"  # a list of three, as `encode_state` begins; no JSON does
+
+
+class SavedState(NamedTuple):
+    """One lane's state as it was saved."""
+
+    where: str  # what errors call it
+    data: bytes  # encoded
+    lane: tuple[int, int] | None  # the lane and number of lanes that were saved with it
+    slot: int  # samples read of its next chunk
+
+
+class SavedStates(NamedTuple):
+    """What was found in a file, folder or object."""
+
+    kind: str
+    step: int | None  # steps that the run had made
+    num_lanes: int | None  # of the run, where that was saved apart from the states
+    states: tuple[SavedState, ...]
+    elastic: bool  # True for what an elastic iterator saved, whose lanes read by lattice
+
+
+def load_states(path: Any, step: int | None = None) -> Any:
+    """Reads states from a file or folder, as they were saved.
+
+    Args:
+      path: A checkpoint's folder or the one above, a folder with files of lanes, a file of
+        `encode_state`, or a JSON file of a `get_state` or `state_dict`; local or by URL.
+      step: Which checkpoint of the folder; the newest by default.
+
+    Returns:
+      What `read_states` takes.
+
+    Raises:
+      FileNotFoundError: If there is none.
+      ValueError: If it is damaged, or a file where a step is asked for.
+    """
+    fs, root = fsspec.core.url_to_fs(os.fspath(path))
+    if fs.isdir(root):
+        # The checkpoints of elastic iterators rest on Grain; states alone do not.
+        from zephon_jax.checkpoint import read_checkpoint
+
+        return read_checkpoint(path, step)
+    if not fs.exists(root):
+        raise FileNotFoundError(f"there is no file or folder {path}.")
+    if step is not None:
+        raise ValueError(f"{path} is a file: it has no steps to choose from; got step = {step}.")
+    data = fs.cat_file(root)
+    if data[:1] == _ENCODED:
+        return data
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is neither an encoded state nor JSON: {error}") from None
+
+
+def read_states(states: Any) -> SavedStates:
+    """Brings states into one form, without the source that they belong to.
+
+    Args:
+      states: A state, the bytes or the plain JSON of one, wherever in a pipeline's state it lies,
+        an elastic iterator's state, or a list of these.
+
+    Raises:
+      TypeError: If it is none of these.
+      ValueError: If there is no state in it, or a lane is not the one that it is kept under.
+    """
+    if isinstance(states, (bytes, bytearray, memoryview)):
+        return _alone("an encoded state", SavedState("the state", bytes(states), None, 0))
+    if isinstance(states, tuple) and hasattr(states, "_fields"):
+        return _alone("a state", SavedState("the state", encode_state(states), None, 0))
+    if isinstance(states, Mapping) and "lanes" in states:
+        return _elastic(states)
+    if isinstance(states, Mapping):
+        found = [_saved(place, "the state") for place in _places_in(states)]
+        if not found:
+            raise ValueError("there is no state of a lane in it.")
+        return SavedStates("the state of an iterator", None, None, tuple(found), False)
+    if not isinstance(states, (list, tuple)):
+        raise TypeError(f"states must be states, or what they were saved as; got {states!r}.")
+    parts = [read_states(one) for one in states]
+    found = [state for part in parts for state in part.states]
+    elastic = bool(parts) and all(part.elastic for part in parts)
+    return SavedStates("a list of states", None, None, tuple(found), elastic)
+
+
+def _alone(kind: str, state: SavedState) -> SavedStates:
+    return SavedStates(kind, None, None, (state,), False)
+
+
+def _elastic(states: Mapping[str, Any]) -> SavedStates:
+    """What the `get_state` of an elastic iterator holds, or several of them put together."""
+    if not isinstance(states["lanes"], Mapping):
+        raise ValueError(f"'lanes' must hold states by lane; got {states['lanes']!r}.")
+    step, num_lanes = states.get("step"), states.get("num_lanes")
+    num_lanes = None if num_lanes is None else as_int(num_lanes, "num_lanes", 1)
+    found = []
+    for name, state in states["lanes"].items():
+        where = f"lane {name}"
+        places = list(_places_in(state))
+        if len(places) != 1:
+            raise ValueError(
+                f"{where}: a pipeline's state must hold the place of one lane; found {len(places)}."
+            )
+        saved = _saved(places[0], where)
+        assert saved.lane is not None
+        lane, of = saved.lane
+        if str(lane) != str(name) or of != (num_lanes or of):
+            raise ValueError(
+                f"{where}{f' of {num_lanes}' if num_lanes else ''} holds the state of lane {lane}"
+                f" of {of}: states were mixed up."
+            )
+        found.append(saved)
+    step = None if step is None else as_int(step, "step", 0)
+    kind = "a checkpoint of an elastic iterator"
+    return SavedStates(kind, step, num_lanes, tuple(found), True)
+
+
+def _places_in(state: Any) -> Iterator[Mapping[str, Any]]:
+    """The places of lanes in a state of plain JSON, wherever in pipelines' states they lie."""
+    stack = [state]  # not by recursion: nobody knows how deep a file goes
+    while stack:
+        part = stack.pop()
+        if isinstance(part, Mapping):
+            if {"lane", "num_lanes", "state"} <= part.keys():
+                yield part
+                continue
+            part = list(part.values())
+        if isinstance(part, (list, tuple)):
+            stack += reversed(part)
+
+
+def _saved(place: Mapping[str, Any], where: str) -> SavedState:
+    """The state in a place, with the slot that it was saved with."""
+    lane = as_int(place["lane"], f"the lane of {where}", 0)
+    num_lanes = as_int(place["num_lanes"], f"the number of lanes of {where}", 1)
+    slot = as_int(place.get("slot", 0), f"the slot of {where}", 0)
+    try:
+        data = base64.b64decode(place["state"], validate=True)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where} is not the state of a lane: {error}") from None
+    if place.get("check", slot_check(place["state"], slot)) != slot_check(place["state"], slot):
+        raise ValueError(f"{where} is damaged: slot = {slot} does not fit its check.")
+    return SavedState(where, data, (lane, num_lanes), slot)
+
+
+def check_saved_lane(saved: SavedState, lane: int, num_lanes: int) -> None:
+    """Checks that an encoded state is of the lane that was saved with it.
+
+    Raises:
+      ValueError: Naming both.
+    """
+    if saved.lane not in (None, (lane, num_lanes)):
+        raise ValueError(
+            f"{saved.where} was saved as that of lane {saved.lane[0]} of {saved.lane[1]}; it is of"
+            f" lane {lane} of {num_lanes}."
+        )
