@@ -72,6 +72,36 @@ def test_what_is_kept_has_a_bound(monkeypatch):
             assert len(source.run._ids._following) <= 4
 
 
+def owner(array):
+    while array.base is not None:
+        array = array.base
+    return array
+
+
+@pytest.mark.parametrize("num_lanes", [1, 3])
+def test_who_keeps_a_chunk_keeps_that_chunk_alone(num_lanes):
+    """Chunks that were found with it must not live on in its memory."""
+    source = source_of("repeats")
+    for chunk in chunks_of(source, 0, num_lanes, limit=70):
+        for ids in [*chunk.components.values(), chunk.order()[1]]:
+            assert owner(ids).nbytes <= 40 * 3 * 8
+
+
+def test_long_chunks_are_not_ordered_many_at_a_time(monkeypatch):
+    """Orders computed ahead take memory in proportion to the chunk."""
+    monkeypatch.setattr(reading, "_remembered", reading._Remembered())
+    monkeypatch.setattr(reading, "_MOST_SLOTS", 120)
+    asked = []
+    monkeypatch.setattr(
+        reading.backend, "swrr_orders", lambda rows, size: asked.append(rows) or swrr.order(rows)
+    )
+    source = source_of("repeats")
+    for chunk in chunks_of(source, limit=10):
+        chunk.order()
+    assert asked
+    assert all(rows.sum() <= 160 for rows in asked)  # its own, and three of 40
+
+
 def test_orders_are_not_computed_ahead_for_nothing(monkeypatch):
     """Lanes that together need more room than there is stop pushing out each other's orders."""
     monkeypatch.setattr(reading, "_MAX_REMEMBERED", 2000)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from zephon_jax import draws as draws_module
+from zephon_jax import runs
 from zephon_jax.cursor import Cursor, make_cursor
 from zephon_jax.draws import Draws
 from zephon_jax.keys import fold
@@ -106,9 +107,49 @@ def test_equal_to_one_draw_at_a_time_long():
 )
 def test_the_limits_of_tables_change_nothing(limit, monkeypatch):
     """Each way of searching, whatever the sizes."""
-    monkeypatch.setattr(draws_module, limit, 2)
+    monkeypatch.setattr(draws_module if limit == "_MAX_TABLE" else runs, limit, 2)
     for seed in range(40, 45):
         compare(seed, questions=2)
+
+
+def test_passes_in_turn_need_few_tables():
+    """Tables are made for some passes ahead: every sample is right, and few tables are made."""
+    shapes = [[70] * 11, [50, 0, 90, 10], [600], [130] * 6]
+    settings = {
+        "shuffle_shards": True,
+        "shuffle_within_shard": True,
+        "shuffle_block_size": 16,
+        "reshuffle_on_repeat": True,
+    }
+    cursors = [
+        make_cursor(f"d{d}", np.asarray(counts), seed=3, epoch=0, **settings)
+        for d, counts in enumerate(shapes)
+    ]
+    draws, tables, count = Draws(cursors), [], np.asarray([300, 60, 240, 310])
+    for n in range(60):  # each comes to another pass in every second or third question
+        ids = draws.of_ranges(np.arange(4), n * count, count)
+        tables.append(draws._table)
+        for d, part in enumerate(np.split(ids, np.cumsum(count)[:-1])):
+            draw = n * int(count[d]) + n % int(count[d])
+            wanted = sample(cursors[d], shapes[d], settings, draw)
+            assert part[n % int(count[d])].tolist() == [d, *wanted]
+        first, last = draws._table.first, draws._table.last
+        shards = np.asarray([c.counts.size for c in cursors])
+        assert ((last - first + 1) * shards <= runs._LARGE).all()
+    assert len({id(table) for table in tables}) < 25
+    kept = [order for cursor in cursors for order in cursor.orders.values()]
+    assert all(order.base is None for order in kept)
+
+
+def test_samples_of_parts_have_memory_of_their_own():
+    cursors, _, _ = drawn_datasets(random.Random(5))
+    draws = Draws(cursors)
+    dataset = np.arange(len(cursors)).repeat(2)
+    first, count = np.arange(dataset.size) * 3, np.arange(dataset.size) + 4
+    together = draws.of_ranges(dataset, first, count)
+    parts = draws.of_ranges_apart(dataset, first, count, count.tolist())
+    assert np.array_equal(np.concatenate(parts), together)
+    assert all(part.base is None for part in parts)
 
 
 def test_repeats_and_neighbors_of_far_passes():

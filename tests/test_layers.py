@@ -23,6 +23,7 @@ LAYERS = [
         "lattice",
         "permutation",
         "cursor",
+        "runs",
         "draws",
         "lanes",
         "kernels",

@@ -18,9 +18,9 @@ from zephon_jax.draws import Draws
 from zephon_jax.eras import Position
 from zephon_jax.per_process import PerProcess
 
-__all__ = ["ChunkIds", "samples_of_chunk"]
+__all__ = ["TOGETHER", "ChunkIds", "samples_of_chunks"]
 
-_TOGETHER = 1 << 16  # samples found at once,
+TOGETHER = 1 << 16  # samples found at once,
 _TOGETHER_APART = 1 << 18  # where other lanes' chunks lie between: each time needs other tables
 _QUOTAS = 1 << 15  # quotas worked out together: they too cost something, by the component
 _MOST_CHUNKS = 64  # chunks found at once
@@ -36,10 +36,19 @@ class _Found(NamedTuple):
     ids: np.ndarray  # int64 (n, 3)
 
 
-def samples_of_chunk(draws: Draws, position: Position, quotas: np.ndarray) -> np.ndarray:
-    """The samples of the chunk at a position, grouped by component: int64 (n, 3)."""
-    drawing = np.flatnonzero(quotas)
-    return draws.of_ranges(drawing, position.drawn[drawing], quotas[drawing].astype(np.int64))
+def samples_of_chunks(draws: Draws, drawn: np.ndarray, quotas: np.ndarray) -> list[np.ndarray]:
+    """The samples of chunks, grouped by component: int64 (n, 3) for each chunk.
+
+    Each has memory of its own: who keeps a chunk does not keep those that were found with it.
+
+    Args:
+      draws: Where the datasets' samples lie.
+      drawn: int64 (c, k), what was drawn before each chunk.
+      quotas: int64 (c, k), what each chunk draws.
+    """
+    chunk, dataset = np.nonzero(quotas)
+    sizes = quotas.sum(axis=1).tolist()
+    return draws.of_ranges_apart(dataset, drawn[chunk, dataset], quotas[chunk, dataset], sizes)
 
 
 class ChunkIds:
@@ -85,14 +94,14 @@ class ChunkIds:
             return found.ids
         num = min(
             _MOST_CHUNKS,
-            (_TOGETHER if lane[1] == 1 else _TOGETHER_APART) // self._chunk_size,
+            (TOGETHER if lane[1] == 1 else _TOGETHER_APART) // self._chunk_size,
             _MAX_KEPT // (num_lanes * self._chunk_size),
             _QUOTAS // quotas.size,
         )
         allocation = position.era.allocation
         if not goes_on or num < 2 or allocation is None or not allocation.closed:
             self._follow(lane, next_chunk(here), {})
-            return samples_of_chunk(self._draws, position, quotas)
+            return samples_of_chunks(self._draws, position.drawn[None], quotas[None])[0]
         chunks = [here]
         for _ in range(num - 1):
             chunks.append(next_chunk(chunks[-1]))
@@ -100,17 +109,11 @@ class ChunkIds:
         drawn = position.era.base + allocation.drawn_before(since)
         asked = allocation.quotas_of(since).astype(np.int64)
         drawn[0], asked[0] = position.drawn, quotas
-        parts = self._together(drawn, asked)
+        parts = samples_of_chunks(self._draws, drawn, asked)
         rows = zip(chunks[1:], drawn[1:], asked[1:], parts[1:], strict=True)
         ahead = {chunk: _Found(*row) for chunk, *row in rows}
         self._follow(lane, chunks[1], ahead)
         return parts[0]
-
-    def _together(self, drawn: np.ndarray, quotas: np.ndarray) -> list[np.ndarray]:
-        """The samples of several chunks, by what was drawn before and what each draws (n, k)."""
-        chunk, dataset = np.nonzero(quotas)
-        ids = self._draws.of_ranges(dataset, drawn[chunk, dataset], quotas[chunk, dataset])
-        return np.split(ids, np.cumsum(quotas.sum(axis=1))[:-1])
 
     def _follow(
         self, lane: tuple[int, int, int], next_chunk: int, ahead: dict[int, _Found]

@@ -137,7 +137,8 @@ def make_tables(wanted: Sequence[tuple[Cursor, int, int]]) -> list[Table]:
             **orders,
             **dict(zip(passes, new.reshape(len(passes), cursor.counts.size), strict=True)),
         }
-        cursor.orders = dict(list(orders.items())[-_KEPT_PASSES:])
+        # Copies: those of other passes and datasets lie in the same memory.
+        cursor.orders = {one: part.copy() for one, part in list(orders.items())[-_KEPT_PASSES:]}
         parts = [orders[one] for one in range(first, last + 1)]
         shards[n] = parts[0] if len(parts) == 1 else np.concatenate(parts)
     return [_make_table(*want, shards.get(n)) for n, want in enumerate(wanted)]

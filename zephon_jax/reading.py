@@ -25,7 +25,8 @@ __all__ = ["MODES", "MixtureReadConfig", "Reading", "check_read_config", "read_o
 
 MODES = ("smooth_weighted_round_robin", "weighted_random", "lattice")
 _MAX_REMEMBERED = 1 << 22  # slots of round robin orders kept, 5 bytes each
-_MOST_AHEAD = 31  # chunks whose orders are computed with one
+_MOST_AHEAD = 63  # chunks whose orders are computed with one,
+_MOST_SLOTS = 1 << 21  # up to so many slots in all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,8 @@ def _round_robin(
         return reading
     rows = counts[None]
     if upcoming is not None:
-        ahead = [row for row in upcoming()[: _remembered.ahead] if row not in _remembered]
+        most = min(_remembered.ahead, _MOST_SLOTS // max(1, size))
+        ahead = [row for row in upcoming()[:most] if row not in _remembered]
         rows = np.unique(np.concatenate([rows, *(row[None] for row in ahead)]), axis=0)
     for row, slots in zip(rows, backend.swrr_orders(rows, size), strict=True):
         component = slots.astype(np.int32)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.chunk_ids import samples_of_chunk
+from zephon_jax.chunk_ids import TOGETHER, samples_of_chunks
 from zephon_jax.cursor import Cursor, make_cursor
 from zephon_jax.draws import Draws
 from zephon_jax.eras import MAX_SAMPLES, Eras, Position
@@ -18,7 +18,7 @@ from zephon_jax.reading import MixtureReadConfig, Reading, read_order
 
 __all__ = ["Cursors", "RunIndex"]
 
-_AHEAD = 32  # chunks of a question whose reading orders are computed together
+_AHEAD = 64  # chunks of a question whose reading orders are computed together
 _KEPT_EPOCHS = 2
 _KEPT_CHUNKS = 4
 
@@ -71,6 +71,53 @@ class _Decoded(NamedTuple):
     ids: np.ndarray  # int64 (n, 3)
 
 
+class _Asked(NamedTuple):
+    """A question for samples of chunks, chunk after chunk."""
+
+    slots: np.ndarray  # int64 (n,)
+    bounds: list[int]  # where the slots of each chunk begin and end, c + 1
+    counts: np.ndarray  # int32 (c, k), what each chunk draws
+    drawn: np.ndarray  # int64 (c, k), what was drawn before
+
+
+def _take_chunks(
+    draws: Draws,
+    asked: _Asked,
+    chosen: np.ndarray,
+    read: Callable[[int], Reading],
+    out: np.ndarray,
+) -> None:
+    """Fills in the samples of some chunks by finding them whole, several chunks at once."""
+    group = np.cumsum(asked.counts[chosen].sum(axis=1)) // TOGETHER
+    for one in np.unique(group):
+        mine = chosen[group == one]
+        found = samples_of_chunks(draws, asked.drawn[mine], asked.counts[mine])
+        for n, ids in zip(mine.tolist(), found, strict=True):
+            part = slice(asked.bounds[n], asked.bounds[n + 1])
+            stored = read(n).source.take(asked.slots[part])
+            ids.take(stored, axis=0, out=out[part], mode="clip")  # all are in range
+
+
+def _take_draws(
+    draws: Draws,
+    asked: _Asked,
+    chosen: np.ndarray,
+    read: Callable[[int], Reading],
+    out: np.ndarray,
+) -> None:
+    """Fills in the samples of some chunks draw by draw, all at once."""
+    parts = []
+    for n in chosen.tolist():
+        reading, slots = read(n), asked.slots[asked.bounds[n] : asked.bounds[n + 1]]
+        component, counts = reading.component.take(slots), asked.counts[n]
+        first = asked.drawn[n] - (np.cumsum(counts) - counts)
+        parts.append((component, first.take(component) + reading.source.take(slots)))
+    if parts:
+        component, draw = map(np.concatenate, zip(*parts, strict=True))
+        mine = np.concatenate([np.arange(*asked.bounds[n : n + 2]) for n in chosen.tolist()])
+        out[mine] = draws.of_draws(component, draw)
+
+
 class RunIndex:
     """Finds samples by index. Immutable but for a few decoded chunks that it keeps.
 
@@ -96,14 +143,15 @@ class RunIndex:
                 as_int(index, "an index")
         elif array.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers; got dtype {array.dtype}.")
-        if max(abs(int(array.max())), abs(int(array.min()))) >= MAX_SAMPLES:
-            raise IndexError(f"sample indices must be below 2^62; got {array.max()}.")
-        array = array.astype(np.int64)
-        if array.min() < 0:
-            if self._eras.endless:
-                raise IndexError(f"negative indices need an end to count from; got {array.min()}.")
-            array = np.where(array < 0, array + self._eras.num_samples(), array)
         low, high = int(array.min()), int(array.max())
+        if max(abs(low), abs(high)) >= MAX_SAMPLES:
+            raise IndexError(f"sample indices must be below 2^62; got {high}.")
+        array = array.astype(np.int64, copy=False)
+        if low < 0:
+            if self._eras.endless:
+                raise IndexError(f"negative indices need an end to count from; got {low}.")
+            array = np.where(array < 0, array + self._eras.num_samples(), array)
+            low, high = int(array.min()), int(array.max())
         if low < 0 or self._eras.span_of_sample(high) is None:
             bad = int(np.asarray(indices).min()) if low < 0 else high
             raise IndexError(
@@ -155,17 +203,18 @@ class RunIndex:
     def _chunks_of(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Chunk index and slot of samples: int64 (n,) each."""
         chunks, slots = np.empty_like(wanted), np.empty_like(wanted)
-        todo = np.ones(wanted.shape, dtype=bool)
-        while todo.any():
+        todo: Any = slice(None)
+        while True:
             # The last one first: a part of an era up to it holds the earlier ones too.
             span = self._eras.span_of_sample(int(wanted[todo].max()))
             assert span is not None  # the indices were checked
-            inside = wanted - span.first_sample
-            mine = todo & (inside >= 0) & (inside < span.num_samples)
-            step, slots[mine] = np.divmod(inside[mine], self._knobs.chunk_size)
-            chunks[mine] = span.start.chunk_index + step
-            todo &= ~mine
-        return chunks, slots
+            inside = wanted[todo] - span.first_sample
+            step = inside // self._knobs.chunk_size  # faster than divmod
+            chunks[todo] = span.start.chunk_index + step
+            slots[todo] = inside - step * self._knobs.chunk_size
+            todo = np.flatnonzero(wanted < span.first_sample)  # these once more
+            if not todo.size:
+                return chunks, slots
 
     def _samples_in(self, chunk_index: int) -> int:
         drawn = self._eras.step(self._eras.seek(chunk_index))
@@ -189,29 +238,22 @@ class RunIndex:
             out = np.empty((chunks.size, 3), dtype=np.int64)
             out[order] = self._gather(chunks[order], slots[order], epoch, config)
             return out
-        begins = np.flatnonzero(np.concatenate([[True], chunks[1:] != chunks[:-1]]))
-        positions = [self._eras.seek(g) for g in chunks[begins].tolist()]
+        bounds = np.concatenate([[0], np.flatnonzero(np.diff(chunks)) + 1, [chunks.size]])
+        positions = [self._eras.seek(g) for g in chunks[bounds[:-1]].tolist()]
         steps = [self._eras.step(position) for position in positions]
         counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
         upcoming = np.concatenate([counts, self._counts_after(positions[-1])]) if ahead else counts
-        dense = 2 * np.diff(begins, append=chunks.size) >= counts.sum(axis=1)
+        drawn = np.stack([position.drawn for position in positions])
         draws = self._cursors.draws(epoch)
+
+        def read(n: int) -> Reading:
+            return self._reading(n, upcoming, positions[n].chunk_index, epoch, config)
+
+        asked = _Asked(slots, bounds.tolist(), counts, drawn)
         out = np.empty((chunks.size, 3), dtype=np.int64)
-        single = np.repeat(~dense, np.diff(begins, append=chunks.size))
-        component, draw = np.empty_like(slots), np.empty_like(slots)
-        for n, (position, begin) in enumerate(zip(positions, begins.tolist(), strict=True)):
-            mine = slice(begin, begins[n + 1] if n + 1 < len(begins) else chunks.size)
-            reading = self._reading(n, upcoming, position.chunk_index, epoch, config)
-            stored = reading.source[slots[mine]]
-            if dense[n]:
-                ids = samples_of_chunk(draws, position, counts[n])
-                out[mine] = ids.take(stored, axis=0)
-                continue
-            component[mine] = reading.component[slots[mine]]
-            before = np.cumsum(counts[n]) - counts[n]
-            draw[mine] = (position.drawn - before)[component[mine]] + stored
-        if single.any():
-            out[single] = draws.of_draws(component[single], draw[single])
+        dense = 2 * np.diff(bounds) >= counts.sum(axis=1)
+        _take_chunks(draws, asked, np.flatnonzero(dense), read, out)
+        _take_draws(draws, asked, np.flatnonzero(~dense), read, out)
         return out
 
     def _counts_after(self, position: Position) -> np.ndarray:
