@@ -96,6 +96,40 @@ def test_tokens(tmp_path):
     assert chunk.counts.tolist() == [1, 10]
 
 
+def test_measured_ratios_are_the_same_from_a_file(tmp_path):
+    """What priming measured, written down, is the same number to the last bit."""
+    toy = zx.Dataset.from_source("toy", ["a", "b c", "d e f"] * 50)
+    tokens = zx.TokenEstimation(str.split)
+    measured = zx.StaticMixtureWorkSource([toy], {"toy": 1}, token_estimation=tokens).prime()
+    ratios = measured.token_estimation.ratios
+    file = tmp_path / "run.yaml"
+    base = BASE.replace("[60]", "[60], num_bytes: [600]")
+    for ratio in (*ratios.values(), 1, 2**32, 2**48, 1431655765, 123456789012345):
+        file.write_text(base + f"token_estimation: {{ratios: {{web: {ratio / 2**32!r}}}}}\n")
+        assert zx.load_config(file).token_estimation.ratios == {"web": ratio}
+    file.write_text(base + "token_estimation: {ratios: {web: 1/3}}\n")
+    assert zx.load_config(file).token_estimation.ratios == {"web": round(2**32 / 3)}
+
+
+def test_merge_keys(tmp_path):
+    """What `<<` brings in may be overridden, also where that is brought in again, or in a list."""
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "datasets:\n"
+        "  a: &small {counts: [60], num_bytes: [6]}\n"
+        "  b: &large {<<: *small, counts: [90]}\n"
+        "  c: {<<: *large, num_bytes: [5]}\n"
+        "  d: {<<: [{counts: [7]}, *large]}\n"
+        "mixture: {<<: {<<: {a: 1, b: 9, c: 3}, b: 2}, d: 4, a: 5}\n"
+        "chunk_size: 5\n"
+    )
+    source = zx.load_config(file)
+    sets = source.datasets_by_id.values()
+    assert [dataset.num_samples for dataset in sets] == [60, 90, 90, 7]
+    assert [dataset.shard_bytes.tolist() for dataset in sets] == [[6], [6], [5], [6]]
+    assert [float(share * 14) for share in source.knobs.fractions] == [5, 2, 3, 4]
+
+
 def test_weights_are_what_was_typed(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
@@ -135,6 +169,19 @@ WRONG = {
     "a combination": (BASE + "stop_after_passes: 1\nmax_repeats: 2\n", "cannot be combined"),
     "a mode": (BASE + "run: {read: {mode: zigzag}}\n", "mode must be one of"),
     "lanes": (BASE + "run: {num_lanes: 0}\n", "run.num_lanes must be"),
+    "a merge of nothing": (BASE.replace("{counts", "{<<: 3, counts"), "must bring in mappings"),
+    "two merges": (BASE.replace("{counts", "{<<: {}, <<: {}, counts"), "key '<<' is there twice"),
+    "deep lists": ("x: " + "[" * 3000 + "]" * 3000, "nested too deeply"),
+    "deep mappings": ("x: " + "{a: " * 3000 + "}" * 3000, "nested too deeply"),
+    "a huge weight": (BASE.replace("web: 1}", "web: 1e999999999}"), "300; got '1e999999999'"),
+    "a tiny weight": (BASE.replace("web: 1}", "web: 1e-301}"), "-300 and 300; got '1e-301'"),
+    "storage options": (
+        "datasets: {web: {path: x, storage_options: 3}}\nmixture: {web: 1}\n",
+        "datasets.web.storage_options must be a mapping of names to values; it is 3",
+    ),
+    "ratios": (BASE + "token_estimation: {ratios: 3}\n", "ratios must be a mapping of names"),
+    "a ratio": (BASE + "token_estimation: {ratios: {web: x}}\n", "ratios.web must be a number"),
+    "a tokenizer": (BASE + "token_estimation: {tokenizer: os.system}\n", "unknown key 'tokenizer'"),
     "tokens": (BASE + "token_estimation: {tokenizer_name: x}\n", "must give either 'ratios'"),
 }  # fmt: skip
 
@@ -153,12 +200,14 @@ def test_files_that_cannot_be_read(tmp_path):
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe")
     (tmp_path / "bad.toml").write_text("x = = 1")
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 3000 + "]" * 3000)
     for name, error, text in (
         ("none.yaml", FileNotFoundError, "no configuration file"),
         ("run.json", ValueError, "ends in one of"),
         ("folder.yaml", ValueError, "is a folder"),
         ("bytes.yaml", ValueError, "not UTF-8"),
         ("bad.toml", ValueError, "not TOML"),
+        ("deep.toml", ValueError, "nested too deeply"),
     ):
         with pytest.raises(error, match=text):
             zx.load_config(tmp_path / name)

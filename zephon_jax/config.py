@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import reprlib
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -35,6 +38,9 @@ _DATASET = ("path", "format", "columns", "storage_options", "counts", "num_bytes
 _RUN = ("num_lanes", "num_chunks", "read")
 _READ = ("mode", "seed", "shuffle_within_component")
 _TOKENS = ("ratios", "shard_totals", "tokenizer_name")
+_EXPONENT = re.compile(r"(?<=[eE])[+-]?\d+$")
+_MOST_EXPONENT = 300
+_MERGE = "tag:yaml.org,2002:merge"  # the key `<<`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +135,20 @@ def read_config_file(path: str | os.PathLike[str]) -> RunConfig:
 
 
 def _parse(path: Path, text: str) -> Any:
-    if path.suffix.lower() == ".toml":
-        try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ValueError(f"not TOML: {error}") from None
+    try:
+        return _toml(text) if path.suffix.lower() == ".toml" else _yaml(path, text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply to be a configuration.") from None
+
+
+def _toml(text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"not TOML: {error}") from None
+
+
+def _yaml(path: Path, text: str) -> Any:
     try:
         import yaml
     except ImportError as error:
@@ -145,13 +160,28 @@ def _parse(path: Path, text: str) -> Any:
     class Loader(yaml.SafeLoader):
         """Refuses keys that are there twice: the last one would win in silence."""
 
-        def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-            twice = next((key for n, key in enumerate(keys) if key in keys[:n]), None)
-            if twice is not None:
-                line = node.start_mark.line + 1
-                raise ValueError(f"the key {twice!r} is there twice in the mapping at line {line}.")
-            return super().construct_mapping(node, deep)
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            # As they are written: what `<<` brings in may be overridden.
+            node = super().compose_mapping_node(anchor)
+            keys = Counter((key.tag, str(key.value)) for key, _ in node.value)
+            for (_, key), times in keys.items():
+                if times > 1:
+                    where = f"the mapping at line {node.start_mark.line + 1}"
+                    raise ValueError(f"the key {key!r} is there twice in {where}.")
+            return node
+
+        def flatten_mapping(self, node: Any) -> None:
+            # Versions of PyYAML differ in what wins: a later `<<` of a list, and short names.
+            own = [pair for pair in node.value if pair[0].tag != _MERGE]
+            for value in (value for key, value in node.value if key.tag == _MERGE):
+                listed = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                for one in listed:
+                    if not isinstance(one, yaml.MappingNode):
+                        line = one.start_mark.line + 1
+                        raise ValueError(f"'<<' at line {line} must bring in mappings.")
+                    self.flatten_mapping(one)
+                    own = [*one.value, *own]
+            node.value = own
 
     try:
         return yaml.load(text, Loader)
@@ -170,7 +200,7 @@ def _checked(path: Path, raw: Any) -> RunConfig:
         raise ValueError("datasets must name at least one dataset.")
     settings = {key: top[key] for key in _SETTINGS if key in top}
     settings["mixture"] = {
-        name: _weight(weight, f"mixture.{name}")
+        name: _number(weight, f"mixture.{name}")
         for name, weight in _mapping(top["mixture"], "mixture").items()
     }
     if "token_estimation" in top:
@@ -190,7 +220,7 @@ def _checked(path: Path, raw: Any) -> RunConfig:
 def _mapping(raw: Any, where: str, known: Sequence[str] | None = None) -> dict[str, Any]:
     """A mapping by string whose keys are all known."""
     if not isinstance(raw, Mapping):
-        what = "empty" if raw is None else f"{raw!r}"
+        what = "empty" if raw is None else reprlib.repr(raw)
         raise TypeError(f"{where} must be a mapping of names to values; it is {what}.")
     for key in raw:
         if not isinstance(key, str):
@@ -202,15 +232,20 @@ def _mapping(raw: Any, where: str, known: Sequence[str] | None = None) -> dict[s
     return dict(raw)
 
 
-def _weight(value: Any, where: str) -> Any:
-    """A weight; text is taken as the number that it spells, such as 1/3 or 1e-3."""
+def _number(value: Any, where: str) -> Any:
+    """A number; text is taken as the one that it spells, such as 1/3 or 1e-3."""
     if not isinstance(value, str):
         return value
     try:
-        return Fraction(value)
+        # Fractions are exact: one of a large exponent would be written out, digit by digit.
+        if abs(int((_EXPONENT.search(value) or "0")[0])) <= _MOST_EXPONENT:
+            return Fraction(value)
     except (ValueError, ZeroDivisionError):
-        raise ValueError(f"{where} must be a number or a fraction such as '1/3'; got {value!r}.") \
-            from None  # fmt: skip
+        pass
+    raise ValueError(
+        f"{where} must be a number or a fraction such as '1/3', with an exponent between"
+        f" -{_MOST_EXPONENT} and {_MOST_EXPONENT}; got {reprlib.repr(value)}."
+    )
 
 
 def _tokens(raw: Any) -> TokenEstimation:
@@ -219,11 +254,17 @@ def _tokens(raw: Any) -> TokenEstimation:
     if len(kinds) != 1:
         raise ValueError(
             "token_estimation must give either 'ratios', tokens per byte by dataset, or"
-            f" 'shard_totals', tokens of each shard by dataset; got {list(entry)}. A tokenizer"
-            " cannot be named in a file: prime the source in Python."
+            f" 'shard_totals', tokens of each shard by dataset; got {list(entry)}. A file cannot"
+            " name a tokenizer, since reading one runs no code: prime the source in Python, and"
+            " write down the ratios that it measured."
         )
-    make = getattr(TokenEstimation, f"from_{kinds[0]}")
-    return make(entry[kinds[0]], tokenizer_name=entry.get("tokenizer_name"))
+    where = f"token_estimation.{kinds[0]}"
+    known = _mapping(entry[kinds[0]], where)
+    name = entry.get("tokenizer_name")
+    if kinds == ["shard_totals"]:
+        return TokenEstimation.from_shard_totals(known, tokenizer_name=name)
+    ratios = {dataset: _number(ratio, f"{where}.{dataset}") for dataset, ratio in known.items()}
+    return TokenEstimation.from_ratios(ratios, tokenizer_name=name)
 
 
 def _entry(folder: Path, name: str, raw: Any) -> dict[str, Any]:
@@ -243,6 +284,10 @@ def _entry(folder: Path, name: str, raw: Any) -> dict[str, Any]:
         if not paths or not all(isinstance(one, str) for one in paths):
             raise TypeError(
                 f"datasets.{name}.path must be text or a list of texts; got {entry['path']!r}."
+            )
+        if "storage_options" in entry:
+            entry["storage_options"] = _mapping(
+                entry["storage_options"], f"datasets.{name}.storage_options"
             )
         placed = [_placed(folder, one) for one in paths]
         entry["path"] = placed if isinstance(entry["path"], list) else placed[0]

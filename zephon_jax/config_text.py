@@ -48,7 +48,7 @@ reshuffle_on_repeat: true
 lane_assignment: permute       # permute or modulo
 allocation: incremental        # incremental, fixed or virtual_time
 
-# token_estimation:            # makes the weights shares of tokens
+# token_estimation:            # makes the weights shares of tokens; no tokenizer is run
 #   ratios: {web: 0.25, code: 0.4, toy: 0.25}     # tokens per byte, or shard_totals by dataset
 
 run:                           # what the source does not know of itself
@@ -71,26 +71,26 @@ def schema() -> dict[str, Any]:
     paths = {"anyOf": [text, {"type": "array", "items": text}]}
     block = {"anyOf": [{"enum": ["auto", "global", None]}, {"type": "integer", "minimum": 1}]}
     repeats = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]}
+    number = {"anyOf": [{"type": "number", "minimum": 0}, text]}
     dataset = {
         "path": paths, "format": {"enum": sorted(FORMATS)},
         "columns": {"type": "array", "items": text}, "storage_options": {"type": "object"},
         "counts": counts, "num_bytes": counts,
     }  # fmt: skip
     tokens = {
-        "ratios": {"type": "object", "additionalProperties": {"type": "number"}},
+        "ratios": {"type": "object", "additionalProperties": number},
         "shard_totals": {"type": "object", "additionalProperties": counts},
         "tokenizer_name": text,
     }
     read = {"mode": {"enum": list(MODES)}, "seed": whole, "shuffle_within_component": flag}
     run = {"num_lanes": {"type": "integer", "minimum": 1}, "num_chunks": optional,
            "read": _closed(read)}  # fmt: skip
-    weight = {"anyOf": [{"type": "number", "minimum": 0}, text]}
     top = {
         "datasets": {
             "type": "object",
             "additionalProperties": {"anyOf": [paths, _closed(dataset)]},
         },
-        "mixture": {"type": "object", "additionalProperties": weight},
+        "mixture": {"type": "object", "additionalProperties": number},
         "chunk_size": {"type": "integer", "minimum": 1},
         "seed": whole,
         "shuffle_shards": _each(flag),
