@@ -46,6 +46,53 @@ def test_jsonl_cuts_its_reads(tmp_path, monkeypatch, limit):
     shard.close()
 
 
+WHOLE = [
+    *(0, -1, 2**31, 10**18, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64 - 1, 2**64, 10**20),
+    *(-(10**19) + 1, -(10**18), 3**100, -(7**90), 10**307),
+]
+
+
+def test_jsonl_keeps_integers_of_any_size(tmp_path):
+    """Their value and type, wherever in a line or a record they stand, and nothing else changes."""
+    records = []
+    for place, number in enumerate(WHOLE):
+        pad = "x1" * (place % 5) + "." * (place % 9)
+        records += [{"pad": pad, "n": number}, [pad, {"deep": [[number], 1.5]}], number]
+    records += [{"f": 1e300, "g": 0.1234567890123456789, "h": [2.5, -0.0]}]
+    records += [{"id": "12345678901234567890", "text": "1234567890 " * 9, "float": 1.25e22}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    dataset = Dataset.from_path("a", path)
+    together = read({0: dataset}, [[0, 0, index] for index in [*range(len(records))] * 9])
+    assert repr(together) == repr(records * 9)  # 1 and 1.0 are equal, but not here.
+    alone = [read({0: dataset}, [[0, 0, index]])[0] for index in range(len(records))]
+    assert repr(alone) == repr(records)
+
+
+@pytest.mark.parametrize("digits", range(17, 42))
+def test_jsonl_finds_long_integers_at_any_place(tmp_path, digits):
+    lines = [f'{{"{"k" * offset}":{sign}{"9" * digits},"f":0.5}}\n'
+             for offset in range(20) for sign in ("", "-")]  # fmt: skip
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(lines))
+    found = read({0: Dataset.from_path("a", path)}, [[0, 0, index] for index in range(len(lines))])
+    for number, record in enumerate(found):
+        wanted = (10**digits - 1) * (1 - 2 * (number % 2))
+        assert record["k" * (number // 2)] == wanted
+        assert type(record["k" * (number // 2)]) is int
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400", "-" + "1" * 310])
+def test_jsonl_refuses_numbers_that_it_cannot_keep(tmp_path, value):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n' * 300 + f'{{"n": {value}}}\n')
+    dataset = Dataset.from_path("a", path)
+    bad = r"'a', shard 0 .*record 300 \(line 301\) is not valid JSON .*: it starts with b'{\"n\": "
+    with pytest.raises(ValueError, match=bad):
+        read({0: dataset}, [[0, 0, index] for index in range(301)])
+    assert read({0: dataset}, [[0, 0, 299]]) == [{"n": 1}]
+
+
 def test_jsonl_empty(tmp_path):
     path = tmp_path / "a.jsonl"
     for text in ("", "\n", "\n\r\n\n"):
