@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 
 import fsspec
@@ -181,6 +182,47 @@ def test_forbidden_and_missing(server, bucket, stager):
         reader.read({0: dataset}, ids((0, 1)))
     with pytest.raises(FileNotFoundError, match=r"'far'.*nowhere"):
         Dataset.from_path("far", "s3://nowhere/x/", storage_options=server.storage_options)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_reader_of_ones_own_after_a_fork(server, bucket, tmp_path, stager):
+    """A thread holds its locks and others fetch while the process forks; both go on."""
+    for shard in range(6):
+        (tmp_path / f"{shard}.jsonl.gz").write_bytes(gzip.compress(jsonl(50, shard)))
+    datasets = {0: Dataset.from_path("near", tmp_path, counts=[50] * 6)}
+    for shard in range(6):
+        put(bucket, f"{shard}.jsonl", jsonl(1000, shard))
+    datasets[1] = open_remote(server, bucket, counts=[1000] * 6)
+    wanted = np.asarray([(d, shard, 7) for d in (0, 1) for shard in range(6)])
+    server.faults.latency = 0.02
+    reader = Reader(stager=stager)
+    reader.plan(datasets, wanted)
+    assert [record["at"] for record in reader.read(datasets, wanted[:1])] == [[0, 7]]
+    held, go = threading.Event(), threading.Event()
+
+    def hold():
+        ahead = stager._ahead.get()
+        with reader._files.get()._lock, ahead._turn, ahead._changed:
+            held.set()
+            assert go.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(20)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        reader.plan(datasets, wanted)
+        found = [record["at"] for record in reader.read(datasets, wanted)]
+        reader.plan(datasets, ())
+        reader.close()
+        os._exit(found != [[shard, 7] for _ in range(2) for shard in range(6)])
+    go.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    found = [record["at"] for record in reader.read(datasets, wanted)]
+    assert found == [[shard, 7] for _ in range(2) for shard in range(6)]
+    reader.close()
 
 
 @pytest.mark.parametrize("num_lines", [10, 5, 20])

@@ -5,7 +5,8 @@ import time
 
 from zephon_jax.cache import Entry
 from zephon_jax.catalog import Dataset
-from zephon_jax.staging import Stager, _Plan
+from zephon_jax.look_ahead import _Plan
+from zephon_jax.staging import Stager
 
 
 def wait_until(true, seconds=30):

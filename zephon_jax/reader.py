@@ -6,6 +6,7 @@ records come back, and in which order, depends on nothing but the ids that were 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,7 +39,7 @@ class _Group(NamedTuple):
 
 
 class Reader:
-    """Reads records by sample id. Safe to share between threads.
+    """Reads records by sample id. Safe to share between threads; a forked process may use it too.
 
     Args:
       max_open_files: Files that stay open between calls. More are open only while that many
@@ -59,7 +60,7 @@ class Reader:
                 raise ValueError(f"{name} must be at least 1; got {value}.")
         self.window_bytes = window_bytes
         self._stager = stager
-        self._files = OpenFiles(max_open_files)
+        self._files = PerProcess(functools.partial(OpenFiles, max_open_files))
         # Bytes that came back for bytes that were expected, by dataset name.
         self._ratios: dict[str, float] = {}
 
@@ -140,7 +141,7 @@ class Reader:
     @contextmanager
     def opened(self, dataset: Dataset, shard_id: int) -> Iterator[OpenShard]:
         """Holds an open shard of a dataset that has files and is no part of another."""
-        with self._files.opened(dataset, shard_id, self.stager) as shard:
+        with self._files.get().opened(dataset, shard_id, self.stager) as shard:
             yield shard
 
     def needs_plan(self, datasets_by_id: Mapping[int, Dataset]) -> bool:
@@ -181,7 +182,7 @@ class Reader:
 
     def close(self) -> None:
         """Closes the files that nobody is reading."""
-        self._files.close()
+        self._files.get().close()
 
     def _shard_of(self, dataset: Dataset, shard_id: int) -> Shard:
         physical, physical_id, _ = dataset.locate(shard_id, np.zeros(0, np.int64))
@@ -223,7 +224,7 @@ class Reader:
             first = int(dataset.shard_counts[:shard_id].sum())
             records = _read_source(dataset, (indices + first).tolist())
         else:
-            with self._files.opened(dataset, shard_id, self.stager) as shard:
+            with self._files.get().opened(dataset, shard_id, self.stager) as shard:
                 records = shard.read(indices)
         if len(records) != len(indices):
             raise ValueError(
@@ -272,7 +273,7 @@ class Reader:
         if dataset.staged and self.stager.any_missing([dataset.shard(shard_id)]):
             return None
         try:
-            with self._files.opened(dataset, shard_id, self.stager) as shard:
+            with self._files.get().opened(dataset, shard_id, self.stager) as shard:
                 return shard.num_bytes(indices)
         except Exception as error:
             raise named_error(error, dataset.describe_shard(shard_id)) from error
