@@ -72,7 +72,7 @@ def test_describe(folder):
     size = sum(path.stat().st_size for path in (folder / "corpora" / "web").iterdir())
     assert (facts["samples"], facts["shards"], facts["bytes"]) == (120, 3, size)
     (folder / "corpora" / "web" / "part-9.jsonl").write_text("")
-    assert "1 shards without samples" in run("describe", "corpora/web")
+    assert "1 shard without samples" in run("describe", "corpora/web")
 
 
 def test_index(folder):
@@ -105,13 +105,78 @@ def test_simulate_draws_every_picture(folder):
     pytest.importorskip("matplotlib")
     for picture in ("mixture", "passes", "deviation", "lanes"):
         name = f"{picture}.png"
-        run("simulate", "--config", "run.yaml", "--plot", name, "--picture", picture,
-            "--component", "web")  # fmt: skip
+        component = ["--component", "web"] if picture == "lanes" else []
+        run("simulate", "--config", "run.yaml", "--plot", name, "--picture", picture, *component)
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    said = run("simulate", "--config", "run.yaml", "--plot", "out.xyz", code=2)
-    assert "out.xyz cannot be written" in said
-    said = run("simulate", "--config", "run.yaml", "--plot", "a.png", "--picture", "lanes", code=2)
-    assert "needs --component" in said
+    run("simulate", "--config", "run.yaml", "--plot", "same.png")
+    assert (folder / "same.png").read_bytes() == (folder / "mixture.png").read_bytes()
+
+
+def test_files_and_options_are_looked_at_before_the_run(folder, monkeypatch):
+    """What cannot be written, and an option that does nothing, is told at once."""
+    pytest.importorskip("matplotlib")
+    (folder / "taken.png").mkdir()
+
+    def called(*args, **kwargs):
+        raise AssertionError("the run was worked out")
+
+    monkeypatch.setattr("zephon_jax.cli.simulate_source", called)
+    for args, text in (
+        (["--plot", "out.xyz"], "out.xyz cannot be written: its name must end in one of"),
+        (["--plot", "out"], "out cannot be written"),
+        (["--plot", "none/out.png"], "--plot none/out.png: there is no folder none"),
+        (["--plot", "taken.png"], "--plot taken.png is a folder"),
+        (["--csv", "none/out.csv"], "--csv none/out.csv: there is no folder none"),
+        (["--csv", "."], "--csv . is a folder"),
+        (["--plot", "a.png", "--picture", "lanes"], "--picture lanes needs --component"),
+        (["--plot", "a.png", "--picture", "lanes", "--component", "wbe"], "no component 'wbe'"),
+        (["--picture", "passes"], "--picture passes does nothing without --plot"),
+        (["--plot", "a.png", "--component", "web"], "--component web does nothing without"),
+    ):
+        assert text in run("simulate", "--config", "run.yaml", *args, code=2)
+    monkeypatch.undo()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys.modules["zephon_jax.simulate"], "stretches", called)
+    for args, text in (
+        (["--cache-bytes", "9"], "cache_bytes says nothing without window"),
+        (["--window", "0"], "window must be at least 1"),
+    ):
+        assert text in run("simulate", "--config", "run.yaml", *args, code=2)
+
+
+def test_options_that_do_nothing_are_refused(folder):
+    for args, text in (
+        (["describe", "--format", "jsonl", "run.yaml"], "--format is for paths"),
+        (["index", "--format", "jsonl", "run.yaml"], "--format is for paths"),
+        (["inspect", "lane0.state", "--step", "3"], "is a file: it has no steps to choose from"),
+        (["audit", "lane0.state", "--config", "run.yaml", "--step", "3"], "has no steps to choose"),
+        (["diff", "lane0.state", "lane1.state", "--chunks", "3"], "--chunks and --lanes are for"),
+        (["diff", "saved", "saved", "--lanes", "3"], "these are states"),
+    ):
+        assert text in run(*args, code=2)
+
+
+def test_one_is_said_as_one(folder):
+    (folder / "one.yaml").write_text(
+        "datasets: {a: {counts: [1]}}\nmixture: {a: 1}\nchunk_size: 1\n"
+    )
+    text = run("simulate", "--config", "one.yaml", "--window", 1)
+    assert text.startswith("1 chunk, 1 sample, 1 lane (the whole run)")
+    assert "first 1 chunk, by windows of 1: up to 1 shard in a window; 1 shard fetched" in text
+    source = zx.load_config("one.yaml")
+    (folder / "one.state").write_bytes(zx.encode_state(source.seek(1)))
+    text = run("audit", "one.state", "--config", "one.yaml")
+    assert text.startswith("1 lane has read 1 sample: the first 1 chunk\n  a: 1 sample; of the")
+    (folder / "two.yaml").write_text((folder / "one.yaml").read_text() + "seed: 1\n")
+    assert "no difference in the first 1 chunk\n" in run("diff", "one.yaml", "two.yaml", code=0)
+
+
+def test_a_state_of_another_kind_of_source_belongs_to_no_configuration(folder):
+    from test_laws import CountSource
+
+    (folder / "own.state").write_bytes(zx.encode_state(CountSource().init()))
+    said = run("inspect", "own.state", "--config", "run.yaml", code=1)
+    assert "it belongs to a run with other kind of source than run.yaml" in said
 
 
 def test_inspect(folder):
@@ -151,7 +216,7 @@ def test_diff(folder):
     text = run("diff", "saved/step_0000000003", "saved/step_0000000006", code=1)
     assert text.count("slot") == 8
     text = run("diff", "lane0.state", "lane1.state", code=1)
-    assert "only one of them has: [0, 1]" in text
+    assert "only one of them has: 0, 1" in text
     assert "zephon-jax inspect" in run("diff", "run.yaml", "lane0.state", code=2)
 
 
@@ -162,6 +227,9 @@ def test_locate(folder):
     assert [tuple(place.values()) for place in found] == [tuple(place) for place in places]
     assert len(run("locate", "--config", "run.yaml", "code", 0, 7).splitlines()) == len(places) + 1
     assert run("locate", "--config", "run.yaml", "code", 0, 7, "--chunks", 0) == "never\n"
+    places = source.locate((1, 0, 7), 3, 40, origin=8)
+    found = as_json("locate", "--config", "run.yaml", "code", 0, 7, "--lanes", 3, "--origin", 8)
+    assert [tuple(place.values()) for place in found] == [tuple(place) for place in places]
     said = run("locate", "--config", "run.yaml", "cod", 0, 7, code=2)
     assert "no dataset 'cod'" in said
 

@@ -14,7 +14,7 @@ import zephon_jax
 
 PACKAGE = pathlib.Path(zephon_jax.__file__).parent
 LAYERS = [
-    ["_xp", "per_process"],
+    ["_xp", "per_process", "wording"],
     ["weights", "keys", "balance", "token_ratios"],
     [
         "quota",

@@ -376,7 +376,7 @@ def test_arguments_are_checked():
         (lambda: zx.simulate(CountSource(), 5, 2**31 - 1), ValueError, "Simulate fewer lanes"),
         (lambda: zx.simulate(source, 2**63), ValueError, "num_chunks"),
         (lambda: zx.simulate(source, 5, window=0), ValueError, "window"),
-        (lambda: zx.simulate(source, 5, cache_bytes=9), ValueError, "without window="),
+        (lambda: zx.simulate(source, 5, cache_bytes=9), ValueError, "without window"),
         (lambda: zx.simulate(source, 5, window=1, cache_bytes=-1), ValueError, "cache_bytes"),
         (lambda: zx.simulate(CountSource(), window=1), ValueError, "shards are not known"),
     ):

@@ -24,6 +24,7 @@ from zephon_jax.saved_states import load_states, read_states
 from zephon_jax.seen import seen_by
 from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
+from zephon_jax.wording import counted, some
 
 __all__ = ["Audit", "audit"]
 
@@ -85,11 +86,12 @@ class Audit:
         """What has been read, in words."""
         begun = sum(1 for *_, read, _ in self.front if read)
         return "\n".join([
-            f"{len(self.lanes)} lanes have read {sum(self.samples.values()):,} samples: the first"
-            f" {self.whole_chunks:,} chunks"
+            f"{counted(len(self.lanes), 'lane')} {'has' if len(self.lanes) == 1 else 'have'} read"
+            f" {counted(sum(self.samples.values()), 'sample')}: the first"
+            f" {counted(self.whole_chunks, 'chunk')}"
             + (f", and {begun:,} more in whole or in part" if begun else ""),
             *(
-                f"  {name}: {count:,} samples{_times(self.seen.get(name))}"
+                f"  {name}: {counted(count, 'sample')}{_times(self.seen.get(name))}"
                 for name, count in self.samples.items()
             ),
             *(f"! {note}" for note in self.notes),
@@ -170,13 +172,14 @@ def _newest(
         if old.chunk <= origin:
             notes.append(
                 f"lane {old.lane} of {old.num_lanes}: a state from before the run was cut into"
-                f" {kinds[0]} lanes at chunk {origin:,}; it counts for nothing."
+                f" {counted(kinds[0], 'lane')} at chunk {origin:,}; it counts for nothing."
             )
         else:
             doubles.append((old.lane, origin, old.chunk))
             notes.append(
                 f"lane {old.lane} of {old.num_lanes} has read past chunk {origin:,}, where the run"
-                f" was cut into {kinds[0]} lanes: its chunks from there on are read twice."
+                f" was cut into {counted(kinds[0], 'lane')}: its chunks from there on are read"
+                " twice."
             )
     best: dict[int, LaneProgress] = {}
     for one in sorted(newest, key=lambda lane: (lane.lane, lane.chunk, lane.slot)):
@@ -191,8 +194,7 @@ def _newest(
     missing = [lane for lane in range(kinds[0]) if lane not in best]
     if missing:
         notes.append(
-            f"there is no state of lanes {missing[:16]}{' and more' if len(missing) > 16 else ''}"
-            f" of {kinds[0]}: what they have read"
+            f"there is no state of lanes {some(missing)} of {kinds[0]}: what they have read"
             f"{' since chunk ' + format(origin, ',') if origin else ''} is not counted."
         )
     return [best[lane] for lane in sorted(best)], missing, doubles, notes

@@ -18,20 +18,20 @@ from zephon_jax import __version__
 from zephon_jax.audit import audit as audit_states
 from zephon_jax.catalog import Dataset
 from zephon_jax.cli_answers import answer, bar, careful, named, size, table
+from zephon_jax.cli_files import PICTURES, check_file, check_picture, draw
 from zephon_jax.codec import encode_state
 from zephon_jax.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.config_text import TEMPLATE, schema
+from zephon_jax.contract import never_ends
 from zephon_jax.diff import diff as diff_sources
 from zephon_jax.index import keep_index
-from zephon_jax.inspect_state import Inspected, inspect_states
+from zephon_jax.inspect_state import Inspected, compare, inspect_states
 from zephon_jax.saved_states import load_states, read_states
 from zephon_jax.simulate import simulate as simulate_source
 from zephon_jax.source import WorkSource
+from zephon_jax.wording import counted
 
 __all__ = ["cli"]
-
-_PICTURES = ("mixture", "passes", "deviation", "lanes")
-
 
 _json = click.option("--json", "as_json", is_flag=True, help="Answer as JSON, for programs.")
 _lanes = click.option("--lanes", type=int, help="Lanes; by default what the configuration says.")
@@ -59,6 +59,8 @@ def _datasets(data: Sequence[str], format: str | None) -> list[Dataset]:
     found = []
     for path in data:
         if path.lower().endswith(SUFFIXES) and os.path.isfile(path):
+            if format is not None:
+                raise ValueError(f"--format is for paths; {path} says which formats it has.")
             found += read_config_file(path).source().datasets_by_id.values()
         else:
             found.append(Dataset.from_path(path, path, format=format))
@@ -99,7 +101,7 @@ def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
             one["name"], one["format"] or "-", f"{one['shards']:,}", f"{one['samples']:,}",
             size(one["bytes"]), spread,
         ))  # fmt: skip
-    empty = [f"! {one['name']} has {one['empty_shards']:,} shards without samples"
+    empty = [f"! {one['name']} has {counted(one['empty_shards'], 'shard')} without samples"
              for one in facts if one["empty_shards"]]  # fmt: skip
     answer(as_json, "\n".join([table(rows), *empty]), facts)
 
@@ -119,8 +121,8 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
         path = keep_index(shards, dataset.location, dataset.describe_shard)
         facts.append({**_facts(dataset), "index": path})
     lines = [
-        f"{one['name']}: {one['samples']:,} samples in {one['shards']:,} shards; kept in"
-        f" {one['index']}"
+        f"{one['name']}: {counted(one['samples'], 'sample')} in {counted(one['shards'], 'shard')};"
+        f" kept in {one['index']}"
         for one in facts
     ]
     answer(as_json, "\n".join(lines), facts)
@@ -131,9 +133,9 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
 @_chunks
 @_lanes
 @click.option("--plot", type=click.Path(), help="Draw a picture to this file (.png, .pdf, .svg).")
-@click.option("--picture", type=click.Choice(_PICTURES), default="mixture", show_default=True,
-              help="Which picture.")  # fmt: skip
-@click.option("--component", help="For the picture of lanes: whose samples to show.")
+@click.option("--picture", type=click.Choice(PICTURES),
+              help=f"With --plot: which picture; {PICTURES[0]} by default.")  # fmt: skip
+@click.option("--component", help="With --picture lanes: whose samples to show.")
 @click.option("--window", type=int, help="Count the shards touched by windows of so many chunks.")
 @click.option("--cache-bytes", type=int, help="With --window: what a cache of shards may hold.")
 @click.option("--csv", type=click.Path(), help="Write the table of chunks to this file.")
@@ -144,7 +146,7 @@ def simulate(
     chunks: int | None,
     lanes: int | None,
     plot: str | None,
-    picture: str,
+    picture: str | None,
     component: str | None,
     window: int | None,
     cache_bytes: int | None,
@@ -156,6 +158,9 @@ def simulate(
     chunks = read.num_chunks if chunks is None else chunks
     source = read.source()
     _must_end(source, chunks)
+    check_picture(plot, picture, component, source.component_ids())
+    if csv:
+        check_file(csv, "--csv")
     with bar(chunks, "simulating", quiet=as_json) as shown:
         run = simulate_source(
             source,
@@ -168,7 +173,7 @@ def simulate(
     if csv:
         run.to_csv(csv)
     if plot:
-        _draw(run, plot, picture, component)
+        draw(run, plot, picture, component)
     answer(as_json, run.summary(), {
         "num_chunks": run.num_chunks, "num_samples": run.num_samples, "num_lanes": run.num_lanes,
         "ended": run.ended, "warnings": run.warnings, "lane_chunks": run.lane_chunks,
@@ -187,29 +192,11 @@ def simulate(
 
 def _must_end(source: WorkSource, chunks: int | None) -> None:
     """Asks for a number of chunks where a run never ends."""
-    if chunks is None:
-        try:
-            len(source)
-        except TypeError:
-            raise ValueError(
-                "the run never ends: say how far to look with --chunks, or num_chunks in the"
-                " configuration's 'run'."
-            ) from None
-
-
-def _draw(run: Any, path: str, picture: str, component: str | None) -> None:
-    from zephon_jax import plot
-
-    if picture == "lanes":
-        if component is None:
-            raise ValueError("--picture lanes needs --component, the name of one component.")
-        figure = plot.lane_map(run, component)
-    else:
-        figure = getattr(plot, picture)(run)
-    try:
-        figure.savefig(path, dpi=150)
-    except ValueError as error:
-        raise ValueError(f"the picture {path} cannot be written: {error}") from None
+    if chunks is None and never_ends(source):
+        raise ValueError(
+            "the run never ends: say how far to look with --chunks, or num_chunks in the"
+            " configuration's 'run'."
+        )
 
 
 @cli.command()
@@ -285,6 +272,8 @@ def diff(a: str, b: str, chunks: int | None, lanes: int | None, as_json: bool) -
             "diff takes two configurations or two states; to see whether a state belongs to a"
             " configuration, use: zephon-jax inspect STATE --config FILE."
         )
+    elif chunks is not None or lanes is not None:
+        raise ValueError("--chunks and --lanes are for two configurations; these are states.")
     else:
         different = _diff_states(a, b, as_json)
     sys.exit(1 if different else 0)
@@ -308,31 +297,11 @@ def _diff_configs(
 
 
 def _diff_states(a: str, b: str, as_json: bool) -> bool:
-    pair = [inspect_states(load_states(path)) for path in (a, b)]
-    lines = []
-    if not all(found.lanes for found in pair):
-        raise ValueError("states can be compared where they are those of a mixture.")
-    one, other = (found.lanes[0].settings for found in pair)
-    things = [thing for thing in one if one[thing] != other.get(thing)]
-    if things:
-        lines.append(f"the states are of runs with other {', '.join(things)}")
-    if pair[0].num_lanes != pair[1].num_lanes:
-        lines.append(f"lanes differ: {pair[0].num_lanes} against {pair[1].num_lanes}")
-    places = [{lane.lane: (lane.chunk, lane.slot) for lane in found.lanes} for found in pair]
-    moved = [lane for lane in places[0] if lane in places[1] and places[0][lane] != places[1][lane]]
-    for lane in moved[:8]:
-        (chunk, slot), (then, there) = places[0][lane], places[1][lane]
-        lines.append(
-            f"lane {lane}: chunk {chunk:,} slot {slot:,} against chunk {then:,} slot {there:,}"
-        )
-    if len(moved) > 8:
-        lines.append(f"and {len(moved) - 8} more lanes")
-    apart = sorted(set(places[0]) ^ set(places[1]), key=str)
-    if apart and pair[0].num_lanes == pair[1].num_lanes:
-        lines.append(f"lanes that only one of them has: {apart[:16]}")
-    facts = {"same": not lines, "settings": things, "lanes": moved, "notes": lines}
-    answer(as_json, "\n".join(lines) or "the states are at the same place of the same run", facts)
-    return bool(lines)
+    first, second = (inspect_states(load_states(path)) for path in (a, b))
+    found = compare(first, second)
+    text = found.summary() or "the states are at the same place of the same run"
+    answer(as_json, text, {"same": not found.notes, **named(found)})
+    return bool(found.notes)
 
 
 @cli.command()
@@ -342,11 +311,13 @@ def _diff_states(a: str, b: str, as_json: bool) -> bool:
 @click.argument("sample", type=int)
 @_chunks
 @_lanes
+@click.option("--origin", type=int, default=0,
+              help="Where the run was cut anew into so many lanes: its chunk.")  # fmt: skip
 @_json
 @careful
 def locate(
     config: str, dataset: str, shard: int, sample: int, chunks: int | None, lanes: int | None,
-    as_json: bool,
+    origin: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Says when a run holds a sample: SAMPLE of SHARD of DATASET, by name."""
     read = read_config_file(config)
@@ -357,7 +328,9 @@ def locate(
     chunks = read.num_chunks if chunks is None else chunks
     _must_end(source, chunks)
     num_lanes = read.num_lanes if lanes is None else lanes
-    places = source.locate((ids[dataset], shard, sample), num_lanes, chunks, read_config=read.read)
+    places = source.locate(
+        (ids[dataset], shard, sample), num_lanes, chunks, origin=origin, read_config=read.read
+    )
     rows = [("pass", "chunk", "lane", "lane step", "slot")]
     rows += [tuple(f"{value:,}" for value in place) for place in places]
     answer(as_json, table(rows) if places else "never", places)

@@ -16,6 +16,7 @@ from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_rows import stretches
 from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
+from zephon_jax.wording import counted
 
 __all__ = ["OrderDifference", "SampleName", "diff"]
 
@@ -64,7 +65,7 @@ class OrderDifference:
         if self.proven:
             lines.append("the order is the same: so are all settings that decide it")
         elif self.chunk is None:
-            lines.append(f"no difference in the first {self.num_chunks:,} chunks")
+            lines.append(f"no difference in the first {counted(self.num_chunks, 'chunk')}")
         else:
             lines.append(
                 f"the order differs from chunk {self.chunk:,} on, slot {self.slot:,}:"

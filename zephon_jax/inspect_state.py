@@ -11,8 +11,11 @@ from zephon_jax.codec import open_fields
 from zephon_jax.knobs import CONFIG_THINGS
 from zephon_jax.saved_states import SavedState, check_saved_lane, read_states
 from zephon_jax.state import MixtureState, from_words
+from zephon_jax.wording import counted, some
 
-__all__ = ["Inspected", "LaneState", "inspect_states"]
+__all__ = ["Inspected", "LaneState", "StatesDifference", "compare", "inspect_states"]
+
+_SHOWN = 8  # lanes that are listed one by one
 
 
 class LaneState(NamedTuple):
@@ -58,7 +61,7 @@ class Inspected(NamedTuple):
         elif self.num_lanes is not None:
             lines.append(
                 f"lanes: {len(self.lanes)} of {self.num_lanes}"
-                + (f"; missing: {list(self.missing[:16])}" if self.missing else "")
+                + (f"; missing: {some(self.missing)}" if self.missing else "")
             )
         if self.lanes:
             lines += _positions(self.lanes)
@@ -72,7 +75,8 @@ def _positions(lanes: Sequence[LaneState]) -> list[str]:
     if high.chunk != low.chunk:
         where += f" (lane {low.lane}) to {high.chunk:,} (lane {high.lane})"
     inside = [lane for lane in lanes if lane.slot]
-    lines = [where + (f"; {len(inside)} lanes stand inside a chunk" if inside else "")]
+    stand = f"; {counted(len(inside), 'lane')} {'stands' if len(inside) == 1 else 'stand'} inside"
+    lines = [where + (f"{stand} a chunk" if inside else "")]
     origins = sorted({lane.origin for lane in lanes if lane.origin})
     if origins:
         lines.append(f"lanes were cut anew at chunk {', '.join(f'{one:,}' for one in origins)}")
@@ -107,6 +111,48 @@ def inspect_states(states: Any) -> Inspected:
     if num_lanes is None and lanes:
         num_lanes = lanes[0].num_lanes
     return Inspected(saved.kind, saved.step, num_lanes, lanes, others)
+
+
+class StatesDifference(NamedTuple):
+    """Where states of two moments or runs differ."""
+
+    settings: tuple[str, ...]  # of the runs, by what states call them
+    lanes: tuple[int, ...]  # that stand at other places
+    notes: tuple[str, ...]  # all of it in words
+
+    def summary(self) -> str:
+        """The difference in words; nothing where there is none."""
+        return "\n".join(self.notes)
+
+
+def compare(first: Inspected, second: Inspected) -> StatesDifference:
+    """Compares states by what they say themselves.
+
+    Raises:
+      ValueError: If one of them holds no state of a mixture.
+    """
+    if not (first.lanes and second.lanes):
+        raise ValueError("states can be compared where they are those of a mixture.")
+    notes = []
+    one, other = (found.lanes[0].settings for found in (first, second))
+    things = tuple(thing for thing in one if one[thing] != other.get(thing))
+    if things:
+        notes.append(f"the states are of runs with other {', '.join(things)}")
+    if first.num_lanes != second.num_lanes:
+        notes.append(f"lanes differ: {first.num_lanes} against {second.num_lanes}")
+    places, others = ({lane.lane: lane for lane in found.lanes} for found in (first, second))
+    moved = [n for n in places if n in others and places[n][2:4] != others[n][2:4]]
+    for n in moved[:_SHOWN]:
+        (chunk, slot), (then, there) = places[n][2:4], others[n][2:4]
+        notes.append(
+            f"lane {n}: chunk {chunk:,} slot {slot:,} against chunk {then:,} slot {there:,}"
+        )
+    if len(moved) > _SHOWN:
+        notes.append(f"and {counted(len(moved) - _SHOWN, 'more lane')}")
+    apart = sorted(places.keys() ^ others.keys())
+    if apart and first.num_lanes == second.num_lanes:
+        notes.append(f"lanes that only one of them has: {some(apart)}")
+    return StatesDifference(things, tuple(moved), tuple(notes))
 
 
 def _lane(saved: SavedState) -> LaneState | str:

@@ -13,7 +13,7 @@ from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.reading import MixtureReadConfig
 
-__all__ = ["Place", "check_sample_id", "listed", "search"]
+__all__ = ["Place", "as_list", "check_sample_id", "search"]
 
 _MOST_LISTED = 1 << 22  # places in a list, 250 bytes each
 
@@ -64,7 +64,7 @@ def check_sample_id(sample_id: Any, datasets: Mapping[int, Any]) -> SampleId:
     return found
 
 
-def listed(places: Iterator[Place], advice: str) -> list[Place]:
+def as_list(places: Iterator[Place], advice: str) -> list[Place]:
     """All places of a sample, unless they are too many for a list.
 
     Raises:

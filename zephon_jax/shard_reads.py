@@ -10,8 +10,9 @@ import numpy as np
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.source import WorkSource
+from zephon_jax.wording import counted
 
-__all__ = ["ShardReads", "shard_reads"]
+__all__ = ["ShardReads", "check_reads", "shard_reads"]
 
 _MOST_SAMPLES = 1 << 25  # samples that are looked at, from the run's first
 
@@ -31,11 +32,12 @@ class ShardReads(NamedTuple):
         """The reads in words."""
         if not len(self.chunk):
             return "no chunk to read"
-        most = int(self.shards.sum(axis=1).max())
+        most, fetched = int(self.shards.sum(axis=1).max()), int(self.fetched_shards.sum())
         return (
-            f"reads of the first {self.num_chunks:,} chunks, by windows of {self.window:,}: up to"
-            f" {most:,} shards in a window; {int(self.fetched_shards.sum()):,} shards fetched,"
-            f" {int(self.fetched.sum()):,} {self.unit}"
+            f"reads of the first {counted(self.num_chunks, 'chunk')}, by windows of"
+            f" {self.window:,}: up to {counted(most, 'shard')} in a window;"
+            f" {counted(fetched, 'shard')} fetched,"
+            f" {counted(int(self.fetched.sum()), self.unit.removesuffix('s'))}"
         )
 
 
@@ -86,6 +88,25 @@ def _shards_of(chunk: WorkChunk) -> dict[str, list[list[int]]]:
     return found
 
 
+def check_reads(source: WorkSource, window: int | None, cache_bytes: int | None) -> None:
+    """Checks what `shard_reads` is asked for, before anything is worked out.
+
+    Raises:
+      TypeError, ValueError: If an argument is not allowed, or the datasets are not known.
+    """
+    if cache_bytes is not None:
+        as_int(cache_bytes, "cache_bytes", 0)
+        if window is None:
+            raise ValueError(
+                "cache_bytes says nothing without window, the chunks in a window of reads."
+            )
+    if window is None:
+        return
+    as_int(window, "window", 1)
+    if not source.datasets_by_id:
+        raise ValueError(f"{type(source).__name__} gives no datasets_by_id: shards are not known.")
+
+
 def shard_reads(
     source: WorkSource, num_chunks: int, window: int, cache_bytes: int | None
 ) -> ShardReads:
@@ -98,14 +119,7 @@ def shard_reads(
       cache_bytes: What a cache of whole shards may hold, the one longest unused dropped first;
         None for all of them. In samples where the bytes of a dataset are not known.
 
-    Raises:
-      TypeError, ValueError: If an argument is not allowed, or the datasets are not known.
     """
-    window = as_int(window, "window", 1)
-    if cache_bytes is not None:
-        cache_bytes = as_int(cache_bytes, "cache_bytes", 0)
-    if not source.datasets_by_id:
-        raise ValueError(f"{type(source).__name__} gives no datasets_by_id: shards are not known.")
     place = {name: d for d, name in enumerate(source.component_ids())}
     sizes, unit = _sizes(source)
     cache = _Cache(cache_bytes, sizes)

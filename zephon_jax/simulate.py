@@ -11,7 +11,7 @@ import numpy as np
 from zephon_jax._xp import as_int
 from zephon_jax.contract import check_lane
 from zephon_jax.run_rows import Stretch, stretches
-from zephon_jax.shard_reads import ShardReads, shard_reads
+from zephon_jax.shard_reads import ShardReads, check_reads, shard_reads
 from zephon_jax.simulate_words import warnings_of
 from zephon_jax.simulation import Simulation
 from zephon_jax.source import WorkSource, check_source
@@ -214,8 +214,7 @@ def simulate(
         stride=1 if stride is None else as_int(stride, "stride", 1, _MOST_CHUNKS),
         fixed_stride=stride is not None,
     )
-    if window is None and cache_bytes is not None:
-        raise ValueError("cache_bytes says nothing without window=, chunks in a window of reads.")
+    check_reads(source, window, cache_bytes)
     for stretch in stretches(source, num_chunks, num_lanes):
         sums.add(stretch)
         if progress is not None:

@@ -10,24 +10,19 @@ import numpy as np
 from zephon_jax.simulation import Simulation
 from zephon_jax.source import WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
+from zephon_jax.wording import counted, some
 
 __all__ = ["warnings_of"]
 
-_LISTED = 8  # names or lanes in a sentence
 _POOR = 4  # a lane that gets less than its even part of a component by this factor is starved
 _ENOUGH = 16  # samples a lane: below, uneven parts are no wonder
-
-
-def _list(items: Sequence[object]) -> str:
-    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
-    return ", ".join(map(str, items[:_LISTED])) + more
 
 
 def _lanes(lanes: Sequence[int], num_lanes: int, verb: str) -> str:
     """Lanes as the subject of a sentence."""
     if len(lanes) == 1:
         return f"lane {lanes[0]} of {num_lanes} {verb}s"
-    return f"lanes {_list(lanes)} of {num_lanes} {verb}"
+    return f"lanes {some(lanes)} of {num_lanes} {verb}"
 
 
 def _never_drawn(record: Simulation) -> Iterator[str]:
@@ -64,7 +59,7 @@ def _ends(record: Simulation) -> Iterator[str]:
     for name, chunk in record.exhausted[-1:]:
         # Where all have ended, the last of them is not why.
         if record.ended and chunk == record.num_chunks - 1 and (left or len(gone) == 1):
-            by_then = f": by then {_list(left)}" if left else ""
+            by_then = f": by then {some(left)}" if left else ""
             yield f"{name!r} ends the run, after chunk {chunk:,}{by_then}."
     with np.errstate(divide="ignore", invalid="ignore"):
         passes = np.where(record.totals > 0, drawn / record.totals, 0.0)
@@ -83,7 +78,8 @@ def _starved(record: Simulation, dealt_in_turn: bool) -> Iterator[str]:
     empty = np.flatnonzero(record.lane_chunks == 0).tolist()
     if empty:
         yield (
-            f"{_lanes(empty, record.num_lanes, 'get')} no chunk: {record.num_chunks:,} chunks are"
+            f"{_lanes(empty, record.num_lanes, 'get')} no chunk:"
+            f" {counted(record.num_chunks, 'chunk')} {'is' if record.num_chunks == 1 else 'are'}"
             " too few. Use smaller chunks or fewer lanes."
         )
     fair = record.lane_draws.sum(axis=0) / record.num_lanes
@@ -94,7 +90,7 @@ def _starved(record: Simulation, dealt_in_turn: bool) -> Iterator[str]:
         if fair[d] > 0 and never:
             yield (
                 f"{_lanes(never, record.num_lanes, 'never get')} {name!r}, of which"
-                f" {int(got.sum()):,} samples are drawn. {_advice(record, d, dealt_in_turn)}"
+                f" {counted(int(got.sum()), 'sample')} in all. {_advice(record, d, dealt_in_turn)}"
             )
         elif fair[d] >= _ENOUGH and poor:
             yield (
@@ -133,7 +129,7 @@ def _shared(source: WorkSource, seeds: Mapping[int | None, int]) -> Iterator[str
                 for d in source.datasets_by_id.values()
                 if getattr(d, "location", None) == place
             ]
-            yield f"{_list(names)} read the same place, {place}: each of them gives its samples."
+            yield f"{some(names)} read the same place, {place}: each of them gives its samples."
 
 
 def warnings_of(

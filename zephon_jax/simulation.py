@@ -10,6 +10,7 @@ from typing import TextIO
 import numpy as np
 
 from zephon_jax.shard_reads import ShardReads
+from zephon_jax.wording import counted
 
 __all__ = ["Simulation"]
 
@@ -150,8 +151,8 @@ class Simulation:
         """The run in words: how long, what of each component, and what to look at."""
         end = "the whole run" if self.ended else "the run goes on"
         lines = [
-            f"{self.num_chunks:,} chunks, {self.num_samples:,} samples, {self.num_lanes:,}"
-            f" {'lane' if self.num_lanes == 1 else 'lanes'} ({end})",
+            f"{counted(self.num_chunks, 'chunk')}, {counted(self.num_samples, 'sample')},"
+            f" {counted(self.num_lanes, 'lane')} ({end})",
             *_table_lines(self),
             *([self.reads.summary()] if self.reads is not None else []),
             *(f"! {text}" for text in self.warnings),
@@ -190,4 +191,4 @@ def _table_lines(record: Simulation) -> list[str]:
         for row in rows
     ]  # fmt: skip
     more = len(record.names) - _SHOWN
-    return lines + ([f"and {more} more components"] if more > 0 else [])
+    return lines + ([f"and {counted(more, 'more component')}"] if more > 0 else [])

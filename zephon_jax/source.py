@@ -24,7 +24,7 @@ from zephon_jax.contract import (
     lane_of,
     never_ends,
 )
-from zephon_jax.places import Place, check_sample_id, listed, search
+from zephon_jax.places import Place, as_list, check_sample_id, search
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 
 __all__ = [
@@ -271,7 +271,7 @@ class WorkSource(abc.ABC):
         places = self.places_of(
             sample_id, num_lanes, up_to_chunk, origin=origin, read_config=read_config
         )
-        return listed(places, "Lower up_to_chunk, or go through them with places_of.")
+        return as_list(places, "Lower up_to_chunk, or go through them with places_of.")
 
     def places_of(
         self,
