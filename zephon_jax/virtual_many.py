@@ -75,8 +75,8 @@ def drawn_between(lines: Sequence[Line], num_draws: np.ndarray) -> tuple[np.ndar
     """How many of the first draws of the order are each component's.
 
     Args:
-      lines: What the draws of each component cost, from the draw before the one that comes next
-        after the least of the numbers up to the one that comes next after the greatest.
+      lines: What the draws of each component cost, from its last one before the least of the
+        numbers up to its first one after the greatest, or more of them.
       num_draws: int64 (n,), ascending.
 
     Returns:

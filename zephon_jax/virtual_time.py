@@ -36,7 +36,7 @@ _PHASE_MASK = (1 << _PHASE_BITS) - 1
 _DUE_BITS = 58
 _KEPT = 128  # answers remembered, up to so many components in all:
 _KEPT_COMPONENTS = 1 << 16
-_FEW = 8  # up to here numbers of draws are taken one by one
+_ONE_BY_ONE = 8  # up to here numbers of draws are taken one by one
 
 
 class Cost(Protocol):
@@ -128,6 +128,7 @@ class VirtualTime:
         self._anchor = (0, 0)  # draws, and a moment around which so many are due
         # The last number that was asked for: draws, and those of each active component.
         self._last = (0, [0] * len(self._components))
+        self._few = 2 * len(self._components) + 8  # draws by which `_near` may fall short
         self._rate = sum(c.weight / c.cost.mean for c in self._components)
 
     def init_carry(self) -> np.ndarray:
@@ -166,8 +167,8 @@ class VirtualTime:
         if len(self._components) == 1:
             drawn[:, self._active[0]] = num_draws
             return drawn
-        lines = self._lines(num_draws) if num_draws.size > _FEW else None
-        if lines is None and num_draws.size > _FEW:  # too far apart to be worth a table
+        lines = self._lines(num_draws) if num_draws.size > _ONE_BY_ONE else None
+        if lines is None and num_draws.size > _ONE_BY_ONE:  # too far apart to be worth a table
             halves = np.split(num_draws, [num_draws.size // 2])
             return np.concatenate([self._drawn_many(half) for half in halves])
         sure = np.zeros(num_draws.shape, dtype=bool)
@@ -182,13 +183,15 @@ class VirtualTime:
 
     def _lines(self, num_draws: np.ndarray) -> list[Line] | None:
         """The costs of the draws between the least and the greatest of some numbers."""
-        low, high = (self._given(int(num_draws[n])) for n in (0, -1))
+        # Bounds are enough, and are found sooner than the draws themselves.
+        low = self._near(int(num_draws[0]))
+        high = self._near(int(num_draws[-1]) + self._few)
         ends = [
             (c.start + max(0, a - 1), c.start + b + 1)
             for c, a, b in zip(self._components, low, high, strict=True)
         ]
         pairs = list(zip(self._components, ends, strict=True))
-        if sum(c.cost.num_pieces(*two) for c, two in pairs) > PIECES * num_draws.size:
+        if sum(c.cost.num_pieces(*two) - 1 for c, two in pairs) > PIECES * num_draws.size:
             return None
         pieces = [c.cost.pieces(*two) for c, two in pairs]
         # Costs count from a moment nearby, so that floats hold them.
@@ -280,8 +283,7 @@ class VirtualTime:
         Newton's method on a function that is nearly linear in pieces, kept in by bisection.
         Floats say where to look and nothing else.
         """
-        few = 2 * len(self._components) + 8
-        before, moment = self._anchor
+        few, (before, moment) = self._few, self._anchor
         low, high, tries = -1, None, 0
         moment += self._ahead(num_draws - few // 2 - before, self._rate)
         while True:
