@@ -7,6 +7,7 @@ read and others not, are looked into.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -152,52 +153,65 @@ def audit(
     saved = read_states(states)
     if read_config is None and saved.elastic:
         read_config = MixtureReadConfig(mode="lattice")
-    lanes, missing, doubles, notes = _newest(progress_of(source, saved))
-    return _audited(source, lanes, missing, doubles, notes, check_read_config(read_config))
+    kept = _newest(progress_of(source, saved))
+    return _audited(source, kept, check_read_config(read_config))
 
 
-def _newest(
-    found: Sequence[LaneProgress],
-) -> tuple[list[LaneProgress], list[int], list[tuple[int, int, int]], list[str]]:
-    """One state for each lane of the newest dealing, the missing lanes, doubles and words."""
+class _Kept(NamedTuple):
+    """States of one dealing of the chunks to lanes, one for each lane."""
+
+    lanes: list[LaneProgress]
+    missing: list[int]
+    doubles: list[tuple[int, int, int]]
+    notes: list[str]
+
+
+def _newest(found: Sequence[LaneProgress]) -> _Kept:
+    """The states of the newest dealing, and what to say of the others."""
     if not found:
         raise ValueError("an audit needs the state of a lane at least; got none.")
     origin = max(lane.origin for lane in found)
-    newest = [lane for lane in found if lane.origin == origin]
+    newest = sorted(lane for lane in found if lane.origin == origin)
     kinds = sorted({lane.num_lanes for lane in newest})
     if len(kinds) > 1:
         raise ValueError(f"the states are of runs with {kinds} lanes; give those of one run.")
-    notes, doubles = [], []
+    kept = _Kept([], [], [], [])
     for old in sorted(set(found) - set(newest)):
-        if old.chunk <= origin:
-            notes.append(
-                f"lane {old.lane} of {old.num_lanes}: a state from before the run was cut into"
-                f" {counted(kinds[0], 'lane')} at chunk {origin:,}; it counts for nothing."
-            )
-        else:
-            doubles.append((old.lane, origin, old.chunk))
-            notes.append(
-                f"lane {old.lane} of {old.num_lanes} has read past chunk {origin:,}, where the run"
-                f" was cut into {counted(kinds[0], 'lane')}: its chunks from there on are read"
-                " twice."
-            )
-    best: dict[int, LaneProgress] = {}
-    for one in sorted(newest, key=lambda lane: (lane.lane, lane.chunk, lane.slot)):
-        other = best.get(one.lane)
-        if other is not None and (other.chunk, other.slot) != (one.chunk, one.slot):
-            doubles.append((one.lane, other.chunk, one.chunk))
-            notes.append(
-                f"lane {one.lane} is given twice, at chunks {_chunk(other)} and {_chunk(one)}:"
+        _set_aside(kept, old, origin, kinds[0])
+    for lane, states in itertools.groupby(newest, key=lambda one: one.lane):
+        steps = sorted(set(states), key=lambda one: (one.chunk, one.slot))
+        for one, other in itertools.pairwise(steps):
+            kept.doubles.append((lane, one.chunk, other.chunk))
+            kept.notes.append(
+                f"lane {lane} is given twice, at chunks {_chunk(one)} and {_chunk(other)}:"
                 " whoever goes on from the first reads what lies between again."
             )
-        best[one.lane] = one
-    missing = [lane for lane in range(kinds[0]) if lane not in best]
-    if missing:
-        notes.append(
-            f"there is no state of lanes {some(missing)} of {kinds[0]}: what they have read"
-            f"{' since chunk ' + format(origin, ',') if origin else ''} is not counted."
+        kept.lanes.append(steps[-1])
+    kept.missing.extend(set(range(kinds[0])) - {one.lane for one in kept.lanes})
+    if kept.missing:
+        kept.missing.sort()
+        since = f" since chunk {origin:,}" if origin else ""
+        kept.notes.append(
+            f"there is no state of lanes {some(kept.missing)} of {kinds[0]}: what they have"
+            f" read{since} is not counted."
         )
-    return [best[lane] for lane in sorted(best)], missing, doubles, notes
+    return kept
+
+
+def _set_aside(kept: _Kept, old: LaneProgress, origin: int, num_lanes: int) -> None:
+    """Says what a state from before a cut means."""
+    lane, cut = f"lane {old.lane} of {old.num_lanes}", counted(num_lanes, "lane")
+    if old.chunk <= origin:
+        kept.notes.append(
+            f"{lane}: a state from before the run was cut into {cut} at chunk {origin:,}; it"
+            " counts for nothing."
+        )
+        return
+    kept.doubles.append((old.lane, origin, old.chunk))
+    kept.notes.append(
+        f"{lane} has read past chunk {origin:,}, where the run was cut into {cut}: its chunks from"
+        " there on are read twice."
+    )
 
 
 def _chunk(lane: LaneProgress) -> str:
@@ -206,14 +220,8 @@ def _chunk(lane: LaneProgress) -> str:
     return f"{lane.chunk:,}" + (f" slot {lane.slot:,}" if lane.slot else "")
 
 
-def _audited(
-    source: WorkSource,
-    lanes: list[LaneProgress],
-    missing: list[int],
-    doubles: list[tuple[int, int, int]],
-    notes: list[str],
-    config: MixtureReadConfig,
-) -> Audit:
+def _audited(source: WorkSource, kept: _Kept, config: MixtureReadConfig) -> Audit:
+    lanes, missing = kept.lanes, kept.missing
     whole, stop = min(lane.chunk for lane in lanes), max(lane.chunk + 1 for lane in lanes)
     if whole == FINISHED:
         whole = _num_chunks(source, lanes[0])
@@ -229,7 +237,6 @@ def _audited(
         place = np.asarray([names.index(name) for name in one.chunk.names])
         counts += np.bincount(place[component[: one.read]], minlength=len(names))
         ids.append(read[: one.read])
-    notes += _out_of_step(lanes)
     front_ids = np.concatenate(ids)
     return Audit(
         source=source,
@@ -239,8 +246,8 @@ def _audited(
         front=tuple((one.number, one.lane, one.read, len(one.chunk)) for one in front),
         samples=dict(zip(names, counts.tolist(), strict=True)),
         seen={} if missing else seen_by(source, whole, [one.chunk for one in front], front_ids),
-        doubles=tuple(doubles),
-        notes=tuple(notes),
+        doubles=tuple(kept.doubles),
+        notes=(*kept.notes, *_out_of_step(lanes)),
         front_ids=front_ids,
     )
 

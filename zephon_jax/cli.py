@@ -17,7 +17,7 @@ import click
 from zephon_jax import __version__
 from zephon_jax.audit import audit as audit_states
 from zephon_jax.catalog import Dataset
-from zephon_jax.cli_answers import answer, bar, careful, named, size, table
+from zephon_jax.cli_answers import answer, bar, careful, named, size
 from zephon_jax.cli_files import PICTURES, check_file, check_picture, draw
 from zephon_jax.codec import encode_state
 from zephon_jax.config import SUFFIXES, RunConfig, read_config_file
@@ -28,8 +28,9 @@ from zephon_jax.index import keep_index
 from zephon_jax.inspect_state import Inspected, compare, inspect_states
 from zephon_jax.saved_states import load_states, read_states
 from zephon_jax.simulate import simulate as simulate_source
+from zephon_jax.simulation import Simulation
 from zephon_jax.source import WorkSource
-from zephon_jax.wording import counted
+from zephon_jax.wording import counted, table
 
 __all__ = ["cli"]
 
@@ -174,20 +175,25 @@ def simulate(
         run.to_csv(csv)
     if plot:
         draw(run, plot, picture, component)
-    answer(as_json, run.summary(), {
+    answer(as_json, run.summary(), _told(run))
+
+
+def _told(run: Simulation) -> dict[str, Any]:
+    """A simulated run for programs."""
+    components = {
+        name: {
+            "samples": int(run.lane_draws[:, d].sum()), "dataset_samples": int(run.totals[d]),
+            "target": float(run.targets[0, d]) if len(run.targets) else None,
+            "first_chunk": int(run.first_draw[d]), "last_chunk": int(run.last_draw[d]),
+            "lane_samples": run.lane_draws[:, d],
+        }
+        for d, name in enumerate(run.names)
+    }  # fmt: skip
+    return {
         "num_chunks": run.num_chunks, "num_samples": run.num_samples, "num_lanes": run.num_lanes,
         "ended": run.ended, "warnings": run.warnings, "lane_chunks": run.lane_chunks,
-        "exhausted": dict(run.exhausted), "reads": run.reads,
-        "components": {
-            name: {
-                "samples": int(run.lane_draws[:, d].sum()), "dataset_samples": int(run.totals[d]),
-                "target": float(run.targets[0, d]) if len(run.targets) else None,
-                "first_chunk": int(run.first_draw[d]), "last_chunk": int(run.last_draw[d]),
-                "lane_samples": run.lane_draws[:, d],
-            }
-            for d, name in enumerate(run.names)
-        },
-    })  # fmt: skip
+        "exhausted": dict(run.exhausted), "reads": run.reads, "components": components,
+    }  # fmt: skip
 
 
 def _must_end(source: WorkSource, chunks: int | None) -> None:

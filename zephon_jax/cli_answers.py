@@ -8,14 +8,14 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-__all__ = ["answer", "bar", "careful", "named", "size", "table"]
+__all__ = ["answer", "bar", "careful", "named", "size"]
 
 _TROUBLE = 2  # the exit code of a command that could not do its work
 
@@ -56,8 +56,8 @@ def careful(command: Callable[..., Any]) -> Callable[..., Any]:
     """Turns what users can mend into one line, and warnings into lines of their own."""
 
     @functools.wraps(command)
-    def careful(*args: Any, **kwargs: Any) -> Any:
-        def show(message: Any, category: Any, *_: Any, **__: Any) -> None:
+    def carefully(*args: Any, **kwargs: Any) -> Any:
+        def show(message: Any, *_: Any, **__: Any) -> None:
             click.echo(f"warning: {message}", err=True)
 
         with warnings.catch_warnings():
@@ -71,7 +71,7 @@ def careful(command: Callable[..., Any]) -> Callable[..., Any]:
                 click.echo(f"error: {error}", err=True)
                 sys.exit(_TROUBLE)
 
-    return careful
+    return carefully
 
 
 def size(num_bytes: int | None) -> str:
@@ -84,18 +84,6 @@ def size(num_bytes: int | None) -> str:
             break
         value /= 1000
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Lines of columns, the first aligned left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        )
-        for row in rows
-    )
 
 
 def bar(total: int | None, what: str, quiet: bool) -> Any:

@@ -10,8 +10,6 @@ import difflib
 import os
 import re
 import reprlib
-import tomllib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -20,6 +18,7 @@ from typing import Any
 
 from zephon_jax._xp import as_int
 from zephon_jax.catalog import Dataset
+from zephon_jax.config_parse import parse
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.token_ratios import TokenEstimation
@@ -40,7 +39,6 @@ _READ = ("mode", "seed", "shuffle_within_component")
 _TOKENS = ("ratios", "shard_totals", "tokenizer_name")
 _EXPONENT = re.compile(r"(?<=[eE])[+-]?\d+$")
 _MOST_EXPONENT = 300
-_MERGE = "tag:yaml.org,2002:merge"  # the key `<<`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,65 +127,9 @@ def read_config_file(path: str | os.PathLike[str]) -> RunConfig:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no configuration file {path}.") from None
     try:
-        return _checked(path, _parse(path, text))
+        return _checked(path, parse(path, text))
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}: {error}") from error
-
-
-def _parse(path: Path, text: str) -> Any:
-    try:
-        return _toml(text) if path.suffix.lower() == ".toml" else _yaml(path, text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply to be a configuration.") from None
-
-
-def _toml(text: str) -> Any:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"not TOML: {error}") from None
-
-
-def _yaml(path: Path, text: str) -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise ImportError(
-            f'{path} is YAML, and PyYAML is not installed: pip install "zephon-jax[cli]", or write'
-            " the file as TOML."
-        ) from error
-
-    class Loader(yaml.SafeLoader):
-        """Refuses keys that are there twice: the last one would win in silence."""
-
-        def compose_mapping_node(self, anchor: Any) -> Any:
-            # As they are written: what `<<` brings in may be overridden.
-            node = super().compose_mapping_node(anchor)
-            keys = Counter((key.tag, str(key.value)) for key, _ in node.value)
-            for (_, key), times in keys.items():
-                if times > 1:
-                    where = f"the mapping at line {node.start_mark.line + 1}"
-                    raise ValueError(f"the key {key!r} is there twice in {where}.")
-            return node
-
-        def flatten_mapping(self, node: Any) -> None:
-            # Versions of PyYAML differ in what wins: a later `<<` of a list, and short names.
-            own = [pair for pair in node.value if pair[0].tag != _MERGE]
-            for value in (value for key, value in node.value if key.tag == _MERGE):
-                listed = value.value if isinstance(value, yaml.SequenceNode) else [value]
-                for one in listed:
-                    if not isinstance(one, yaml.MappingNode):
-                        line = one.start_mark.line + 1
-                        raise ValueError(f"'<<' at line {line} must bring in mappings.")
-                    self.flatten_mapping(one)
-                    own = [*one.value, *own]
-            node.value = own
-
-    try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"not YAML: {said}") from None
 
 
 def _checked(path: Path, raw: Any) -> RunConfig:

@@ -58,52 +58,66 @@ run:                           # what the source does not know of itself
 """
 
 
+def _at_least(least: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": least}
+
+
+def _list_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item}
+
+
+def _by_name(value: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": value}
+
+
+def _closed(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _or_null(value: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [value, {"type": "null"}]}
+
+
 def _each(value: dict[str, Any]) -> dict[str, Any]:
     """One value for all datasets, or one for each."""
-    return {"anyOf": [value, {"type": "object", "additionalProperties": value}]}
+    return {"anyOf": [value, _by_name(value)]}
+
+
+_TEXT, _WHOLE, _FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_COUNTS = _list_of(_at_least(0))
+_PATHS = {"anyOf": [_TEXT, _list_of(_TEXT)]}
+_NUMBER = {"anyOf": [{"type": "number", "minimum": 0}, _TEXT]}
+_DATASET = {
+    "path": _PATHS, "format": {"enum": sorted(FORMATS)}, "columns": _list_of(_TEXT),
+    "storage_options": {"type": "object"}, "counts": _COUNTS, "num_bytes": _COUNTS,
+}  # fmt: skip
+_TOKENS = {
+    "ratios": _by_name(_NUMBER), "shard_totals": _by_name(_COUNTS), "tokenizer_name": _TEXT,
+}  # fmt: skip
+_READ = {"mode": {"enum": list(MODES)}, "seed": _WHOLE, "shuffle_within_component": _FLAG}
+_RUN = {
+    "num_lanes": _at_least(1), "num_chunks": _or_null(_at_least(0)), "read": _closed(_READ),
+}  # fmt: skip
 
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a configuration file."""
-    text, whole, flag = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
-    counts = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-    optional = {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}
-    paths = {"anyOf": [text, {"type": "array", "items": text}]}
-    block = {"anyOf": [{"enum": ["auto", "global", None]}, {"type": "integer", "minimum": 1}]}
-    repeats = {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "null"}]}
-    number = {"anyOf": [{"type": "number", "minimum": 0}, text]}
-    dataset = {
-        "path": paths, "format": {"enum": sorted(FORMATS)},
-        "columns": {"type": "array", "items": text}, "storage_options": {"type": "object"},
-        "counts": counts, "num_bytes": counts,
-    }  # fmt: skip
-    tokens = {
-        "ratios": {"type": "object", "additionalProperties": number},
-        "shard_totals": {"type": "object", "additionalProperties": counts},
-        "tokenizer_name": text,
-    }
-    read = {"mode": {"enum": list(MODES)}, "seed": whole, "shuffle_within_component": flag}
-    run = {"num_lanes": {"type": "integer", "minimum": 1}, "num_chunks": optional,
-           "read": _closed(read)}  # fmt: skip
     top = {
-        "datasets": {
-            "type": "object",
-            "additionalProperties": {"anyOf": [paths, _closed(dataset)]},
-        },
-        "mixture": {"type": "object", "additionalProperties": number},
-        "chunk_size": {"type": "integer", "minimum": 1},
-        "seed": whole,
-        "shuffle_shards": _each(flag),
-        "shuffle_within_shard": _each(flag),
-        "shuffle_block_size": _each(block),
+        "datasets": _by_name({"anyOf": [_PATHS, _closed(_DATASET)]}),
+        "mixture": _by_name(_NUMBER),
+        "chunk_size": _at_least(1),
+        "seed": _WHOLE,
+        "shuffle_shards": _each(_FLAG),
+        "shuffle_within_shard": _each(_FLAG),
+        "shuffle_block_size": _each({"anyOf": [{"enum": ["auto", "global", None]}, _at_least(1)]}),
         "exhausted_policy": _each({"enum": list(POLICIES)}),
-        "reshuffle_on_repeat": _each(flag),
-        "max_repeats": _each(repeats),
-        "stop_after_passes": optional,
+        "reshuffle_on_repeat": _each(_FLAG),
+        "max_repeats": _each(_or_null(_at_least(0))),
+        "stop_after_passes": _or_null(_at_least(1)),
         "lane_assignment": {"enum": list(ASSIGNMENTS)},
         "allocation": {"enum": list(ALLOCATIONS)},
-        "token_estimation": _closed(tokens),
-        "run": _closed(run),
+        "token_estimation": _closed(_TOKENS),
+        "run": _closed(_RUN),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -111,7 +125,3 @@ def schema() -> dict[str, Any]:
         **_closed(top),
         "required": ["datasets", "mixture"],
     }
-
-
-def _closed(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "additionalProperties": False}

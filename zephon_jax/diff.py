@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from zephon_jax.wording import counted
 __all__ = ["OrderDifference", "SampleName", "diff"]
 
 _LOOKED_AT = 1000  # chunks that are compared sample by sample unless told otherwise
+_TOGETHER = 1 << 16  # chunks whose lanes are looked up together
 # Settings that change which sample a draw is, or how a chunk is read; the others change counts.
 _OF_DRAWS = {
     "order version", "dataset names", "shard counts", "chunk_size", "seed", "shuffle_shards",
@@ -139,22 +141,20 @@ def diff(
     lane_chunk = _lanes(first, second, found.num_chunks, num_lanes)
     if lane_chunk is None:
         return found
-    return _replace(found, lane_chunk=lane_chunk, same=False)
-
-
-def _replace(found: OrderDifference, **fields: Any) -> OrderDifference:
-    names = OrderDifference.__slots__
-    return OrderDifference(**{**{name: getattr(found, name) for name in names}, **fields})
+    return dataclasses.replace(found, lane_chunk=lane_chunk, same=False)
 
 
 def _lanes(
     first: StaticMixtureWorkSource, second: StaticMixtureWorkSource, stop: int, num_lanes: int
 ) -> int | None:
     """The first chunk that goes to another lane."""
-    chunks = np.arange(max(1, stop))
-    pair = [source.lanes_of_chunks(chunks, num_lanes) for source in (first, second)]
-    other = np.flatnonzero(pair[0] != pair[1])
-    return int(other[0]) if other.size else None
+    for begin in range(0, max(1, stop), _TOGETHER):
+        chunks = np.arange(begin, min(begin + _TOGETHER, max(1, stop)))
+        pair = [source.lanes_of_chunks(chunks, num_lanes) for source in (first, second)]
+        other = np.flatnonzero(pair[0] != pair[1])
+        if other.size:
+            return begin + int(other[0])
+    return None
 
 
 def _by_counts(

@@ -10,7 +10,7 @@ from typing import TextIO
 import numpy as np
 
 from zephon_jax.shard_reads import ShardReads
-from zephon_jax.wording import counted
+from zephon_jax.wording import counted, table
 
 __all__ = ["Simulation"]
 
@@ -184,11 +184,5 @@ def _table_lines(record: Simulation) -> list[str]:
             "never" if never else f"{record.first_draw[d]:,}",
             "never" if never else f"{record.last_draw[d]:,}",
         ))  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:],
-                                                                          strict=True))])
-        for row in rows
-    ]  # fmt: skip
     more = len(record.names) - _SHOWN
-    return lines + ([f"and {counted(more, 'more component')}"] if more > 0 else [])
+    return [table(rows), *([f"and {counted(more, 'more component')}"] if more > 0 else [])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["counted", "some"]
+__all__ = ["counted", "some", "table"]
 
 _LISTED = 8  # items in a sentence
 
@@ -28,3 +28,21 @@ def some(items: Sequence[object]) -> str:
     """
     more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return ", ".join(map(str, items[:_LISTED])) + more
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Lines of columns, the first aligned left and the others right.
+
+    Example:
+      >>> print(table([("name", "samples"), ("web", "1,200")]))
+      name  samples
+      web     1,200
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0])]
+            + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        )
+        for row in rows
+    )
