@@ -24,7 +24,7 @@ from zephon_jax.permutation import invert, permute
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, read_order
 
-__all__ = ["draws_between", "draws_of", "places_of", "times_drawn"]
+__all__ = ["Dealing", "draws_between", "draws_of", "places_of", "times_drawn"]
 
 _MOST = 1 << 22  # shard order entries made at once
 _PASSES = 1 << 18  # passes looked at together
@@ -161,15 +161,21 @@ def _before(eras: Eras, component: int, draw: int, low: Position, high: Position
     return low
 
 
+class Dealing(NamedTuple):
+    """How chunks go to lanes, and are read there."""
+
+    num_lanes: int
+    origin: int  # the first chunk from which on there are so many lanes
+    config: MixtureReadConfig
+
+
 def places_of(
     knobs: Knobs,
     eras: Eras,
     cursor: Cursor,
     sample_id: SampleId,
-    num_lanes: int,
     up_to_chunk: int | None,
-    origin: int,
-    config: MixtureReadConfig,
+    dealing: Dealing,
 ) -> Iterator[Place]:
     """Goes through the times that a mixture reads a sample, in the order of the run.
 
@@ -178,30 +184,33 @@ def places_of(
       eras: Its positions.
       cursor: The order of the sample's dataset.
       sample_id: A sample that there is.
-      num_lanes: Lanes of the run.
       up_to_chunk: The first chunk that is not looked at; None for the whole run.
-      origin: The first chunk that is looked at, from which on there are so many lanes.
-      config: How chunks are read.
+      dealing: Whose first chunk is the first that is looked at.
     """
-    component = sample_id.dataset_id
-    for low, high in _windows(eras, component, cursor, origin, up_to_chunk):
-        ends = int(low.drawn[component]), int(high.drawn[component])
-        draws = draws_between(cursor, sample_id, *ends)
-        held = _holding(eras, component, draws, low, high)
+    d = sample_id.dataset_id
+    for low, high in _windows(eras, d, cursor, dealing.origin, up_to_chunk):
+        draws = draws_between(cursor, sample_id, int(low.drawn[d]), int(high.drawn[d]))
+        held = _holding(eras, d, draws, low, high)
         while part := list(islice(held, _TOGETHER)):
-            readings = _slots(knobs, component, part, num_lanes, origin, config)
-            chunks = np.asarray([one.position.chunk_index for one in part], dtype=np.int64)
-            lanes = lane_of_chunk(
-                chunks, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin
-            )
-            steps = (chunks - origin) // num_lanes
-            rows = zip(part, readings, *(a.tolist() for a in (chunks, lanes, steps)), strict=True)
-            for one, slots, chunk, lane, step in rows:
-                # It may hold a small dataset's sample twice, and not read the earlier pass first.
-                order = np.argsort(slots)
-                passes = one.draws[order] // cursor.total
-                for number, slot in zip(passes.tolist(), slots[order].tolist(), strict=True):
-                    yield Place(number, chunk, lane, step, slot)
+            yield from _places(knobs, cursor, d, part, dealing)
+
+
+def _places(
+    knobs: Knobs, cursor: Cursor, component: int, held: Sequence[_Held], dealing: Dealing
+) -> Iterator[Place]:
+    """The places of a sample in some chunks that hold it."""
+    num_lanes, origin, _ = dealing
+    chunks = np.asarray([one.position.chunk_index for one in held], dtype=np.int64)
+    lanes = lane_of_chunk(chunks, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin)
+    steps = (chunks - origin) // num_lanes
+    of_chunks = zip(chunks.tolist(), lanes.tolist(), steps.tolist(), strict=True)
+    slots = _slots(knobs, component, held, dealing)
+    for one, where, slot in zip(held, of_chunks, slots, strict=True):
+        # It may hold a small dataset's sample twice, and need not read the earlier pass first.
+        order = np.argsort(slot)
+        passes = one.draws[order] // cursor.total
+        for row in zip(passes.tolist(), slot[order].tolist(), strict=True):
+            yield Place(row[0], *where, row[1])
 
 
 def _windows(
@@ -212,10 +221,10 @@ def _windows(
     The whole of a run that ends is one where that is so; an endless one is gone through in
     growing ones, for as long as places are asked for.
     """
-    size = _CHUNKS
-    if stop is None:
-        stop = MAX_SAMPLES // eras.rules.chunk_size if eras.endless else _end(eras)
-    if not eras.endless or stop < MAX_SAMPLES // eras.rules.chunk_size:
+    if stop is None and eras.endless:
+        stop, size = MAX_SAMPLES // eras.rules.chunk_size, _CHUNKS
+    else:
+        stop = _end(eras) if stop is None else stop
         size = max(1, stop - first)
     most = min(_PASSES, max(1, _MOST // cursor.counts.size))
     low = eras.seek(first)
@@ -238,12 +247,7 @@ def _end(eras: Eras) -> int:
 
 
 def _slots(
-    knobs: Knobs,
-    component: int,
-    held: Sequence[_Held],
-    num_lanes: int,
-    origin: int,
-    config: MixtureReadConfig,
+    knobs: Knobs, component: int, held: Sequence[_Held], dealing: Dealing
 ) -> Iterator[np.ndarray]:
     """The slots of a sample in the reading order of each chunk: int64 (n,)."""
     counts = np.stack([one.counts for one in held])
@@ -251,12 +255,12 @@ def _slots(
         chunk_index = one.position.chunk_index
         reading = read_order(
             one.counts,
-            config,
+            dealing.config,
             names=knobs.names,
             seed=knobs.seed,
             chunk_index=chunk_index,
-            slot=(chunk_index - origin) % num_lanes,
-            num_lanes=num_lanes,
+            slot=(chunk_index - dealing.origin) % dealing.num_lanes,
+            num_lanes=dealing.num_lanes,
             size=knobs.chunk_size,
             upcoming=(lambda: counts) if len(counts) > 1 else None,
         )

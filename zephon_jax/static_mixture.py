@@ -21,7 +21,7 @@ from zephon_jax.knobs import (
     make_knobs,
 )
 from zephon_jax.lane_states import ratios_of_fields
-from zephon_jax.locate import places_of
+from zephon_jax.locate import Dealing, places_of
 from zephon_jax.mixture_run import MixtureRun
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig, check_read_config
@@ -413,8 +413,6 @@ class StaticMixtureWorkSource(WorkSource):
             self.eras,
             self.run.cursors.of_epoch(0)[found.dataset_id],
             found,
-            num_lanes,
             up_to_chunk,
-            as_int(origin, "origin", 0, most),
-            check_read_config(read_config),
+            Dealing(num_lanes, as_int(origin, "origin", 0, most), check_read_config(read_config)),
         )
