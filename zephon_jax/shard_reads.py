@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._xp import as_int
-from zephon_jax.chunk import WorkChunk
 from zephon_jax.source import WorkSource
 from zephon_jax.wording import counted
 
@@ -79,13 +78,15 @@ class _Cache:
         return size
 
 
-def _shards_of(chunk: WorkChunk) -> dict[str, list[list[int]]]:
-    """The different (dataset id, shard id) of each component, in the order of first use."""
-    found = {}
-    for name, ids in chunk.components.items():
-        pairs, first = np.unique(ids[:, :2], axis=0, return_index=True)
-        found[name] = pairs[np.argsort(first)].tolist()
-    return found
+def _shards_of(ids: np.ndarray) -> list[tuple[int, int]]:
+    """The different (dataset id, shard id) of some samples, in the order of first use."""
+    found = []
+    for dataset in np.unique(ids[:, 0]).tolist():
+        places = np.flatnonzero(ids[:, 0] == dataset)
+        shards, first = np.unique(ids[places, 1], return_index=True)
+        pairs = zip(places[first].tolist(), shards.tolist(), strict=True)
+        found += [(place, (dataset, shard)) for place, shard in pairs]
+    return [pair for _, pair in sorted(found)]
 
 
 def check_reads(source: WorkSource, window: int | None, cache_bytes: int | None) -> None:
@@ -125,7 +126,7 @@ def shard_reads(
     cache = _Cache(cache_bytes, sizes)
     state, samples, looked = source.init(), 0, 0
     starts, shards, fetched = [], [], []
-    touched: list[set[tuple[int, ...]]] = []
+    touched: list[set[tuple[int, int]]] = []
     while looked < num_chunks and samples < _MOST_SAMPLES:
         chunk, state = source.next_chunk(state)
         if chunk is None:
@@ -135,8 +136,9 @@ def shard_reads(
             shards.append([0] * len(place))
             fetched.append([0, 0])
             touched = [set() for _ in place]
-        for name, pairs in _shards_of(chunk).items():
-            touched[place[name]].update(map(tuple, pairs))
+        for name, ids in chunk.components.items():
+            pairs = _shards_of(ids)
+            touched[place[name]].update(pairs)
             missed = [size for pair in pairs if (size := cache.touch(*pair)) is not None]
             fetched[-1] = [fetched[-1][0] + len(missed), fetched[-1][1] + sum(missed)]
         shards[-1] = [len(one) for one in touched]
