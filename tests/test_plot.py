@@ -176,6 +176,16 @@ def test_bad_input_is_named():
         (lambda: zx.plot.lane_map(zx.simulate(source, stride=2), "a"), ValueError, "2 chunks"),
         (lambda: zx.plot.positions(source, "z"), ValueError, "component must be one of"),
         (lambda: zx.plot.passes(zx.simulate(SOURCES["custom"]())), ValueError, "known size"),
+        (lambda: zx.plot.deviation(run, []), ValueError, "components must be a list"),
+        (lambda: zx.plot.lane_map(run, "a", max_steps=0), ValueError, "max_steps must be at least"),
+        (lambda: zx.plot.lane_map({}, "a"), ValueError, "a simulated run is needed"),
+        (lambda: zx.plot.lane_map(5, "a"), TypeError, "a simulated run, or a mapping of titles"),
+        (lambda: zx.plot.positions({}), ValueError, "a source is needed; got an empty mapping"),
+        (lambda: zx.plot.positions(5), TypeError, "a source, or a mapping of titles"),
+        (lambda: zx.plot.positions({"a": 5}), TypeError, "must be a zx.WorkSource"),
+        (lambda: zx.plot.global_batch(source, 0), ValueError, "num_lanes must be at least 1"),
+        (lambda: zx.plot.global_batch(5, 2), TypeError, "must be a zx.WorkSource"),
+        (lambda: zx.plot.global_batch(source, 2, modes=()), ValueError, "at least one mode"),
     ):
         with pytest.raises(error, match=text):
             call()

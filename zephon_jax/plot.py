@@ -18,10 +18,11 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.catalog import Dataset
-from zephon_jax.plot_data import Moves, batch_rows, moves_of, sources_by_level
+from zephon_jax.contract import check_lane
+from zephon_jax.plot_data import Moves, batch_rows, lane_counts, moves_of, sources_by_level
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.simulation import Simulation
-from zephon_jax.source import WorkSource
+from zephon_jax.source import WorkSource, check_source
 
 try:
     from matplotlib.axes import Axes
@@ -90,7 +91,7 @@ def _chosen(run: Simulation, components: Sequence[str] | None) -> list[int]:
     """The places of the components to show: those asked for, or the largest."""
     if components is not None:
         unknown = [name for name in components if name not in run.names]
-        if unknown or isinstance(components, str):
+        if unknown or not components or isinstance(components, str):
             raise ValueError(
                 f"components must be a list of some of {list(run.names)}; got {components!r}."
             )
@@ -107,6 +108,16 @@ def _check_run(run: Any) -> Simulation:
     if not len(run.chunk):
         raise ValueError("the run has no chunk to show.")
     return run
+
+
+def _panels(given: Any, kind: type, what: str) -> dict[str, Any]:
+    """What to draw by title: one thing of a kind, or several in a mapping."""
+    panels = {"": given} if isinstance(given, kind) else given
+    if not isinstance(panels, Mapping):
+        raise TypeError(f"{what}, or a mapping of titles to several, is needed; got {given!r}.")
+    if not panels:
+        raise ValueError(f"{what} is needed; got an empty mapping.")
+    return dict(panels)
 
 
 def _thinned(num_rows: int) -> np.ndarray:
@@ -258,10 +269,11 @@ def lane_map(
     Raises:
       ValueError: If the component is not known, or a row of a run is more than one chunk.
     """
-    panels = {"": runs} if isinstance(runs, Simulation) else dict(runs)
+    panels = _panels(runs, Simulation, "a simulated run")
+    most = as_int(max_steps, "max_steps", 1)
+    maps = [lane_counts(_check_run(run), component, most) for run in panels.values()]
     fig = _figure(7.2, 1.0 + 2.2 * len(panels))
     axes = np.atleast_1d(fig.subplots(len(panels), sharex=True))
-    maps = [_lane_counts(_check_run(run), component, max_steps) for run in panels.values()]
     top = max(1, *(int(np.nanmax(counts, initial=0)) for counts in maps))
     image = None
     for ax, (title, run), counts in zip(axes, panels.items(), maps, strict=True):
@@ -285,26 +297,6 @@ def lane_map(
     return fig
 
 
-def _lane_counts(run: Simulation, component: str, max_steps: int) -> np.ndarray:
-    """Samples of a component by lane and lane step, float64 (L, steps), NaN past a lane's end."""
-    if component not in run.names:
-        raise ValueError(f"component must be one of {list(run.names)}; got {component!r}.")
-    if run.stride > 1:
-        raise ValueError(
-            f"a row of this run is {run.stride} chunks of several lanes. Simulate fewer chunks:"
-            f" {max_steps} for each lane are shown."
-        )
-    shown = min(len(run.lane), run.num_lanes * max_steps)
-    lane, draws = run.lane[:shown], run.draws[:shown, run.names.index(component)]
-    order = np.argsort(lane, kind="stable")
-    begins = np.searchsorted(lane[order], np.arange(run.num_lanes))
-    step = np.empty(shown, dtype=np.int64)
-    step[order] = np.arange(shown) - begins[lane[order]]
-    counts = np.full((run.num_lanes, int(step.max()) + 1), np.nan)
-    counts[lane, step] = draws
-    return counts[:, :max_steps]
-
-
 def positions(
     sources: WorkSource | Dataset | Mapping[str, WorkSource], component: str | None = None
 ) -> Picture:
@@ -323,7 +315,7 @@ def positions(
     if isinstance(sources, Dataset):
         panels = sources_by_level(sources)
     else:
-        panels = {"": sources} if isinstance(sources, WorkSource) else dict(sources)
+        panels = _panels(sources, WorkSource, "a source")
     found = {title: moves_of(source, component) for title, source in panels.items()}
     columns = min(len(found), 3)
     lines = -(-len(found) // columns)
@@ -374,9 +366,13 @@ def global_batch(
       num_steps: Batches to show, from the run's first.
       modes: Modes of `MixtureReadConfig`, one panel each.
     """
+    check_source(source)
+    num_lanes = check_lane(0, num_lanes)[1]
     rows = as_int(rows_per_lane, "rows_per_lane", 1)
     num_steps = as_int(num_steps, "num_steps", 1)
     configs = [MixtureReadConfig(mode=mode) for mode in modes]
+    if not configs:
+        raise ValueError("modes must name at least one mode of MixtureReadConfig; got none.")
     counts = [batch_rows(source, num_lanes, rows, num_steps, config) for config in configs]
     names = list(source.component_ids())
     fig = _figure(7.2, 0.8 + 2.3 * len(configs))

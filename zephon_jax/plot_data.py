@@ -9,10 +9,11 @@ import numpy as np
 
 from zephon_jax.catalog import Dataset
 from zephon_jax.reading import MixtureReadConfig
-from zephon_jax.source import WorkSource
+from zephon_jax.simulation import Simulation
+from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 
-__all__ = ["LEVELS", "Moves", "batch_rows", "moves_of", "sources_by_level"]
+__all__ = ["LEVELS", "Moves", "batch_rows", "lane_counts", "moves_of", "sources_by_level"]
 
 _MOST_SAMPLES = 1 << 20  # samples of a pass that are looked at
 
@@ -52,6 +53,7 @@ def moves_of(source: WorkSource, component: str | None) -> Moves:
     Raises:
       ValueError: If the component is not a dataset of the source.
     """
+    check_source(source)
     datasets = {dataset.name: dataset for dataset in source.datasets_by_id.values()}
     name = next(iter(datasets), None) if component is None else component
     if name is None or name not in datasets:
@@ -70,6 +72,30 @@ def moves_of(source: WorkSource, component: str | None) -> Moves:
     stored = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
     moved = np.abs(stored - np.arange(len(stored)))
     return Moves(stored, total, starts, float(moved.mean()) if len(moved) else 0.0)
+
+
+def lane_counts(run: Simulation, component: str, max_steps: int) -> np.ndarray:
+    """Samples of a component by lane and lane step, float64 (L, steps), NaN past a lane's end.
+
+    Raises:
+      ValueError: If the component is not known, or a row of the run is more than one chunk.
+    """
+    if component not in run.names:
+        raise ValueError(f"component must be one of {list(run.names)}; got {component!r}.")
+    if run.stride > 1:
+        raise ValueError(
+            f"a row of this run is {run.stride} chunks of several lanes. Simulate fewer chunks:"
+            f" {max_steps} for each lane are shown."
+        )
+    shown = min(len(run.lane), run.num_lanes * max_steps)
+    lane, draws = run.lane[:shown], run.draws[:shown, run.names.index(component)]
+    order = np.argsort(lane, kind="stable")
+    begins = np.searchsorted(lane[order], np.arange(run.num_lanes))
+    step = np.empty(shown, dtype=np.int64)
+    step[order] = np.arange(shown) - begins[lane[order]]
+    counts = np.full((run.num_lanes, int(step.max()) + 1), np.nan)
+    counts[lane, step] = draws
+    return counts[:, :max_steps]
 
 
 def batch_rows(
