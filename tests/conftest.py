@@ -1,10 +1,12 @@
 """Settings that every test shares: Hypothesis profiles, and slow campaigns only when asked for."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # No deadline: the first example of a shape pays for a compilation. In CI the examples are the same
@@ -22,6 +24,17 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 if "ZEPHON_JAX_CACHE" not in os.environ:
     os.environ["ZEPHON_JAX_CACHE"] = tempfile.mkdtemp(prefix="zephon_jax-tests-")
     atexit.register(shutil.rmtree, os.environ["ZEPHON_JAX_CACHE"], ignore_errors=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def leftovers_fail_where_they_are_made():
+    """Files, sockets and processes left open warn when they are collected, and warnings are errors.
+
+    Left to itself the collector comes by at any time, mostly in a test that makes many objects,
+    as those with drawn examples do: one of those then failed for what another module had left.
+    """
+    yield
+    gc.collect()
 
 
 def pytest_collection_modifyitems(config, items):
