@@ -37,6 +37,7 @@ LAYERS = [
         "codec",
         "places",
         "contract",
+        "lane_shell",
         "source",
         "eras",
         "knobs",

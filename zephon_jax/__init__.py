@@ -14,11 +14,12 @@ from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.codec import encode_state
 from zephon_jax.config import load_config
 from zephon_jax.diff import OrderDifference, diff
+from zephon_jax.lane_shell import LaneShell
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.relane import relane
 from zephon_jax.simulate import simulate
 from zephon_jax.simulation import Simulation
-from zephon_jax.source import LaneShell, WorkSource, decode_state, restore
+from zephon_jax.source import WorkSource, decode_state, restore
 from zephon_jax.state import MixtureState
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.token_estimation import TokenEstimation, count_shard_tokens

@@ -16,11 +16,12 @@ from zephon_jax._xp import as_int
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.codec import slot_check
 from zephon_jax.contract import check_lane
+from zephon_jax.lane_shell import state_from_dict, state_to_dict
 from zephon_jax.lengths import number_of_sample, seek_sample
 from zephon_jax.per_process import PerProcess
 from zephon_jax.reader import Reader, default_reader
 from zephon_jax.reading import MixtureReadConfig, check_read_config
-from zephon_jax.source import WorkSource, check_source, state_from_dict, state_to_dict
+from zephon_jax.source import WorkSource, check_source
 
 __all__ = ["LaneIterDataset"]
 

@@ -11,9 +11,10 @@ import numpy as np
 from zephon_jax import _compat
 from zephon_jax.grain_datasets import LaneIterDataset, _LaneIterator
 from zephon_jax.keys import digest_words
+from zephon_jax.lane_shell import state_from_dict
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.rows import Columns, join, num_rows, slice_rows, stack
-from zephon_jax.source import WorkSource, state_from_dict
+from zephon_jax.source import WorkSource
 
 __all__ = ["LaneError", "LanePlan", "LaneRows", "Part", "first_row", "join_parts", "take_part"]
 

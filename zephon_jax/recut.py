@@ -18,10 +18,11 @@ from zephon_jax.contract import ChunkSpan
 from zephon_jax.elastic import ElasticIterator, ElasticIterDataset
 from zephon_jax.elastic_iterator import revive
 from zephon_jax.lane_rows import LaneRows
+from zephon_jax.lane_shell import state_from_dict
 from zephon_jax.places import Place
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.relane import relane
-from zephon_jax.source import WorkSource, state_from_dict
+from zephon_jax.source import WorkSource
 from zephon_jax.state import from_words
 
 __all__ = ["Recut", "RecutSource", "StoppedSource", "boundary_of", "recut"]
