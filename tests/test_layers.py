@@ -39,6 +39,7 @@ LAYERS = [
         "contract",
         "lane_shell",
         "source",
+        "positions",
         "eras",
         "knobs",
         "relane",

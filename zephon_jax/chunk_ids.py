@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from zephon_jax.draws import Draws
-from zephon_jax.eras import Position
 from zephon_jax.per_process import PerProcess
+from zephon_jax.positions import Position
 
 __all__ = ["TOGETHER", "ChunkIds", "samples_of_chunks"]
 

@@ -13,9 +13,9 @@ import numpy as np
 from zephon_jax import quota
 from zephon_jax._xp import as_int
 from zephon_jax.cursor import block_size
-from zephon_jax.eras import UNCAPPED, Rules
 from zephon_jax.keys import digest_words
 from zephon_jax.lanes import ASSIGNMENTS
+from zephon_jax.positions import UNCAPPED, Rules
 from zephon_jax.token_ratios import TokenEstimation
 from zephon_jax.virtual_time import Cost
 from zephon_jax.weights import MixtureSpec, warn_if_moved

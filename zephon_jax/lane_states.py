@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from zephon_jax import lanes
-from zephon_jax.eras import MAX_SAMPLES, Eras, Position
+from zephon_jax.eras import Eras
 from zephon_jax.knobs import CONFIG_THINGS, Knobs
 from zephon_jax.per_process import PerProcess
+from zephon_jax.positions import MAX_SAMPLES, Position
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
 from zephon_jax.token_ratios import RATIO_UNIT
 

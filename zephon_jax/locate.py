@@ -16,12 +16,13 @@ import numpy as np
 
 from zephon_jax.chunk import SampleId
 from zephon_jax.cursor import Cursor
-from zephon_jax.eras import MAX_SAMPLES, Eras, Position
+from zephon_jax.eras import Eras
 from zephon_jax.keys import fold
 from zephon_jax.knobs import Knobs
 from zephon_jax.lanes import lane_of_chunk
 from zephon_jax.permutation import invert, permute
 from zephon_jax.places import Place
+from zephon_jax.positions import MAX_SAMPLES, Position
 from zephon_jax.reading import MixtureReadConfig, read_order
 
 __all__ = ["Dealing", "draws_between", "draws_of", "places_of", "times_drawn"]

@@ -11,9 +11,10 @@ import numpy as np
 from zephon_jax.chunk import WorkChunk
 from zephon_jax.chunk_ids import ChunkIds
 from zephon_jax.costs import RunningCost, UnitCost
-from zephon_jax.eras import MAX_SAMPLES, UNCAPPED, Eras, Position
+from zephon_jax.eras import Eras
 from zephon_jax.knobs import Knobs, config_digests, make_rules
 from zephon_jax.lane_states import LaneStates
+from zephon_jax.positions import MAX_SAMPLES, UNCAPPED, Position
 from zephon_jax.run_index import Cursors, RunIndex
 from zephon_jax.state import MAX_LISTED, MixtureState, from_words
 from zephon_jax.token_ratios import TokenEstimation, shard_costs

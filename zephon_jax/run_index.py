@@ -11,9 +11,10 @@ from zephon_jax._xp import as_int
 from zephon_jax.chunk_ids import TOGETHER, samples_of_chunks
 from zephon_jax.cursor import Cursor, make_cursor
 from zephon_jax.draws import Draws
-from zephon_jax.eras import MAX_SAMPLES, Eras, Position
+from zephon_jax.eras import Eras
 from zephon_jax.keys import digest_words
 from zephon_jax.knobs import Knobs
+from zephon_jax.positions import MAX_SAMPLES, Position
 from zephon_jax.reading import MixtureReadConfig, Reading, read_order
 
 __all__ = ["Cursors", "RunIndex"]

@@ -14,7 +14,8 @@ import numpy as np
 from zephon_jax import quota, rare
 from zephon_jax.allocation import Allocation
 from zephon_jax.contract import never_ends
-from zephon_jax.eras import UNCAPPED, Eras, Position
+from zephon_jax.eras import Eras
+from zephon_jax.positions import UNCAPPED, Position
 from zephon_jax.source import WorkSource
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.token_ratios import TOKEN_UNIT

@@ -13,7 +13,7 @@ from zephon_jax import lanes
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.contract import ChunkSpan, check_lane, lane_of
-from zephon_jax.eras import MAX_SAMPLES, Eras
+from zephon_jax.eras import Eras
 from zephon_jax.knobs import (
     Knobs,
     check_datasets,
@@ -24,6 +24,7 @@ from zephon_jax.lane_states import ratios_of_fields
 from zephon_jax.locate import Dealing, places_of
 from zephon_jax.mixture_run import MixtureRun
 from zephon_jax.places import Place
+from zephon_jax.positions import MAX_SAMPLES
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.source import WorkSource
 from zephon_jax.state import MixtureState
