@@ -45,7 +45,7 @@ LAYERS = [
         "relane",
     ],
     ["locate", "chunk_ids", "run_index", "lane_states"],
-    ["mixture_run", "static_mixture"],
+    ["mixture_run", "run_source", "static_mixture"],
     ["run_rows"],
     ["shard_reads", "simulation", "simulate_words", "simulate"],
     ["saved_states", "progress", "seen", "audit", "diff", "inspect_state"],

@@ -127,8 +127,9 @@ class Eras(Steps):
         return position
 
     def _keep(self, start: Position) -> None:
-        """Remembers where an era begins, for seeks: in ascending order."""
-        if not self._starts or start.chunk_index > self._starts[-1].chunk_index:
+        """Remembers where an era begins, for seeks: in ascending order, the run's start first."""
+        self._starts = self._starts or [self.start()]
+        if start.chunk_index > self._starts[-1].chunk_index:
             self._starts.append(start)
 
     def _first_chunks(self, era: Era) -> int | None:
