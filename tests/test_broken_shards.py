@@ -5,8 +5,10 @@ import gzip
 import json
 import os
 import pathlib
+import resource
 import struct
 import subprocess
+import sys
 import tempfile
 
 import numpy as np
@@ -278,16 +280,26 @@ def test_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
         read(dataset, ids(1))
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A disk of 256 KiB, mounted in a name space of its own where that is allowed."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("mounting a small disk takes root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+# A name space of its own in which a disk may be mounted: as root, or as anybody where that may be.
+NAMESPACES = [["unshare", "-m"], ["unshare", "-Urm"]]
+
+
+def on_small_disk(scenario, tmp_path):
+    """Runs a function with a folder and a disk of 256 KiB, in a process that has such a disk."""
+    disk = tmp_path / "disk"
+    (tmp_path / "data").mkdir()
+    disk.mkdir()
+    mount = ["sh", "-c", 'mount -t tmpfs -o size=256k tmpfs "$0" && exec "$@"', str(disk)]
+    allowed = [n for n in NAMESPACES if not subprocess.run([*n, *mount, "true"]).returncode]
+    if not allowed:
+        pytest.skip("neither root nor a user name space may mount a small disk here")
+    name, paths = scenario.__name__, (str(tmp_path / "data"), str(disk))
+    code = f"import pathlib, {__name__} as t; t.{name}(*map(pathlib.Path, {paths!r}))"
+    command = [*allowed[0], *mount, sys.executable, "-c", code]
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=os.path.dirname(__file__)
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def write_large_lines(folder):
@@ -298,9 +310,8 @@ def write_large_lines(folder):
     return Dataset.from_path("far", folder, counts=[100] * 5)
 
 
-def test_full_disk_makes_room_or_says_so(tmp_path, small_disk):
-    (tmp_path / "data").mkdir()
-    dataset = {0: write_large_lines(tmp_path / "data")}
+def make_room_or_say_so(folder, small_disk):
+    dataset = {0: write_large_lines(folder)}
     stager = Stager(small_disk, max_bytes=1 << 30)  # The budget does not know how small it is.
     reader = Reader(stager=stager)
     for shard in (0, 1, 2, 3, 4, 0):
@@ -323,10 +334,9 @@ def test_full_disk_makes_room_or_says_so(tmp_path, small_disk):
     reader.close()
 
 
-def test_lane_on_a_full_disk_goes_on_where_it_stood(tmp_path, small_disk, monkeypatch):
-    (tmp_path / "data").mkdir()
-    dataset = write_large_lines(tmp_path / "data")
-    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(small_disk / "cache"))
+def lane_goes_on(folder, small_disk):
+    dataset = write_large_lines(folder)
+    os.environ["ZEPHON_JAX_CACHE"] = str(small_disk / "cache")
     source = zx.StaticMixtureWorkSource([dataset], {"far": 1}, chunk_size=50, shuffle_shards=False)
     elements, found = iter(zx.LaneIterDataset(source)), []
     (small_disk / "others").write_bytes(bytes(200 << 10))
@@ -337,11 +347,61 @@ def test_lane_on_a_full_disk_goes_on_where_it_stood(tmp_path, small_disk, monkey
     assert found == [[shard, n] for shard in range(5) for n in range(100)]
 
 
-def test_index_on_a_full_disk(tmp_path, small_disk, monkeypatch):
-    monkeypatch.setattr(index, "_MANY_BYTES", 0)
-    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(small_disk))
+def index_does_without(folder, small_disk):
+    index._MANY_BYTES = 0
+    os.environ["ZEPHON_JAX_CACHE"] = str(small_disk)
     with pytest.raises(OSError, match="No space"):
         (small_disk / "others").write_bytes(bytes(300 << 10))
-    dataset = Dataset.from_path("far", write_jsonl(tmp_path))
+    dataset = Dataset.from_path("far", write_jsonl(folder))
     assert read({0: dataset}, ids(399)) == [399]
     assert not [name for name in os.listdir(small_disk / "index") if "lock" not in name]
+
+
+@pytest.mark.parametrize("scenario", [make_room_or_say_so, lane_goes_on, index_does_without])
+def test_full_disk(tmp_path, scenario):
+    on_small_disk(scenario, tmp_path)
+
+
+@pytest.fixture
+def largest_file():
+    """Files may not grow beyond 64 KiB, for anybody: the system refuses to write more."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_copy_that_cannot_be_written(tmp_path, monkeypatch, largest_file):
+    """It is named, costs no other copy, and the lane goes on where it stood."""
+    (tmp_path / "data").mkdir()
+    write_large_lines(tmp_path / "data")
+    small = "".join(json.dumps([5, n]) + "\n" for n in range(100))
+    (tmp_path / "data" / "5.jsonl.gz").write_bytes(gzip.compress(small.encode()))
+    dataset = Dataset.from_path("far", tmp_path / "data", counts=[100] * 6)
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
+    assert read({0: dataset}, [[0, 5, 99]]) == [[5, 99]]
+    source = zx.StaticMixtureWorkSource([dataset], {"far": 1}, chunk_size=50, shuffle_shards=False)
+    elements = iter(zx.LaneIterDataset(source))
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"'far', shard 0 .*0.jsonl.gz.*File too large"):
+            next(elements)
+    kept = [path for path in (tmp_path / "cache" / "copies").iterdir() if path.suffix != ".part"]
+    assert [path.read_text() for path in kept] == [small]
+    largest_file()
+    found = [element["data"][:2] for element in elements]
+    assert found == [[shard, n] for shard in range(6) for n in range(100)]
+
+
+def test_index_that_cannot_be_written(tmp_path, monkeypatch, largest_file):
+    monkeypatch.setattr(index, "_MANY_BYTES", 0)
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "0.jsonl").write_text("7\n" * 20_000)  # 160 KB of offsets
+    dataset = Dataset.from_path("many", tmp_path / "data")
+    assert read({0: dataset}, ids(19_999)) == [7]
+    written = os.listdir(tmp_path / "cache" / "index")
+    assert not [name for name in written if "lock" not in name]
+    largest_file()
+    monkeypatch.setattr(index, "_scanned", {})
+    Dataset.from_path("many", tmp_path / "data")
+    assert [name for name in os.listdir(tmp_path / "cache" / "index") if "lock" not in name]
