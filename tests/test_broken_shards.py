@@ -290,7 +290,8 @@ def on_small_disk(scenario, tmp_path):
     (tmp_path / "data").mkdir()
     disk.mkdir()
     mount = ["sh", "-c", 'mount -t tmpfs -o size=256k tmpfs "$0" && exec "$@"', str(disk)]
-    allowed = [n for n in NAMESPACES if not subprocess.run([*n, *mount, "true"]).returncode]
+    probe = [*mount, sys.executable, "-c", ""]
+    allowed = [n for n in NAMESPACES if not subprocess.run([*n, *probe]).returncode]
     if not allowed:
         pytest.skip("neither root nor a user name space may mount a small disk here")
     name, paths = scenario.__name__, (str(tmp_path / "data"), str(disk))
