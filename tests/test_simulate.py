@@ -291,6 +291,22 @@ def test_a_component_that_is_never_drawn_is_named():
     assert "! 'a' is not drawn in the run" in str(run)
 
 
+def test_of_many_components_only_some_are_spoken_of():
+    """A run of a thousand components once had 824 lines to look at."""
+    source = mixture([1000] * 60, [10**6] + [1] * 59, chunk_size=10, exhausted_policy="repeat")
+    said = zx.simulate(source, 1).warnings
+    full = [text for text in said if "is not drawn in the run: its share" in text]
+    assert [text[:5] for text in full] == ["'d1' ", "'d2' ", "'d3' ", "'d4' "]
+    names = ", ".join(f"'d{n}'" for n in range(5, 13))
+    assert said[4:] == (f"not drawn in the run either: {names} and 47 more.",)
+    # One sample of each in one chunk each: every component reaches one lane alone.
+    source = mixture([1000] * 60, chunk_size=1, exhausted_policy="repeat")
+    said = zx.simulate(source, 60, 2).warnings
+    assert [text.split(" never gets ")[1][:4] for text in said[:4]] == [f"'d{n}'" for n in range(4)]
+    names = ", ".join(f"'d{n}'" for n in range(4, 12))
+    assert said[4:] == (f"uneven between lanes too: {names} and 48 more.",)
+
+
 def test_the_dataset_that_ends_first_is_named():
     run = zx.simulate(mixture([100, 300], chunk_size=10, exhausted_policy="redistribute"))
     assert run.exhausted == (("a", 19), ("b", 39))

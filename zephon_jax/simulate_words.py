@@ -15,6 +15,7 @@ from zephon_jax.wording import counted, some
 __all__ = ["warnings_of"]
 
 _POOR = 4  # a lane that gets less than its even part of a component by this factor is starved
+_SAID = 4  # components of which the same thing is said in full
 _ENOUGH = 16  # samples a lane: below, uneven parts are no wonder
 
 
@@ -25,18 +26,28 @@ def _lanes(lanes: Sequence[int], num_lanes: int, verb: str) -> str:
     return f"lanes {some(lanes)} of {num_lanes} {verb}"
 
 
+def _first(said: Sequence[tuple[str, str]], of_more: str) -> Iterator[str]:
+    """What is said of the first components of some; the others are only named."""
+    yield from (text for _, text in said[:_SAID])
+    if len(said) > _SAID:
+        yield f"{of_more}: {some([repr(name) for name, _ in said[_SAID:]])}."
+
+
 def _never_drawn(record: Simulation) -> Iterator[str]:
     if not record.num_samples:
         yield "nothing is drawn in the run: there is no chunk to draw."
         return
     wanted, total = (record.targets > 0).any(axis=0), float(record.amounts.sum())
+    said = []
     for d in np.flatnonzero(wanted & (record.first_draw < 0)).tolist():
         share = record.targets[:, d].max()
-        yield (
+        text = (
             f"{record.names[d]!r} is not drawn in the run: its share of {share:.3g} comes to"
             f" {share * total:.3g} of the {total:,.0f} {record.unit}. Give it a"
             " larger weight, or a longer run."
         )
+        said.append((record.names[d], text))
+    yield from _first(said, "not drawn in the run either")
 
 
 def _times(passes: float) -> str:
@@ -65,11 +76,8 @@ def _ends(record: Simulation) -> Iterator[str]:
         passes = np.where(record.totals > 0, drawn / record.totals, 0.0)
     if len(passes) > 1 and passes.max() >= 4 and passes.max() >= 4 * passes[drawn > 0].min():
         most, least = int(passes.argmax()), int(np.where(drawn > 0, passes, np.inf).argmin())
-        yield (
-            f"{record.names[most]!r} is gone through {passes[most]:.3g} times while"
-            f" {record.names[least]!r} is gone through {passes[least]:.3g} times: weights and sizes"
-            " are far apart."
-        )
+        many, few = (f"{record.names[d]!r} has had {_times(passes[d])}" for d in (most, least))
+        yield f"{many} while {few}: weights and sizes are far apart."
 
 
 def _starved(record: Simulation, dealt_in_turn: bool) -> Iterator[str]:
@@ -82,21 +90,23 @@ def _starved(record: Simulation, dealt_in_turn: bool) -> Iterator[str]:
             f" {counted(record.num_chunks, 'chunk')} {'is' if record.num_chunks == 1 else 'are'}"
             " too few. Use smaller chunks or fewer lanes."
         )
+    yield from _first(list(_uneven(record, dealt_in_turn)), "uneven between lanes too")
+
+
+def _uneven(record: Simulation, dealt_in_turn: bool) -> Iterator[tuple[str, str]]:
+    """Components of which lanes get nothing, or much less than an even part, with what to say."""
     fair = record.lane_draws.sum(axis=0) / record.num_lanes
     for d, name in enumerate(record.names):
         got = record.lane_draws[:, d]
         never = np.flatnonzero((got == 0) & (record.lane_chunks > 0)).tolist()
         poor = np.flatnonzero((got > 0) & (got * _POOR < fair[d])).tolist()
+        advice = _advice(record, d, dealt_in_turn)
         if fair[d] > 0 and never:
-            yield (
-                f"{_lanes(never, record.num_lanes, 'never get')} {name!r}, of which"
-                f" {counted(int(got.sum()), 'sample')} in all. {_advice(record, d, dealt_in_turn)}"
-            )
+            who = _lanes(never, record.num_lanes, "never get")
+            yield name, f"{who} {name!r} ({counted(int(got.sum()), 'sample')} in all). {advice}"
         elif fair[d] >= _ENOUGH and poor:
-            yield (
-                f"{_lanes(poor, record.num_lanes, 'get')} less than a quarter of an even"
-                f" part of {name!r} ({fair[d]:,.0f} samples). {_advice(record, d, dealt_in_turn)}"
-            )
+            who, even = _lanes(poor, record.num_lanes, "get"), f"({fair[d]:,.0f} samples)"
+            yield name, f"{who} less than a quarter of an even part of {name!r} {even}. {advice}"
 
 
 def _advice(record: Simulation, component: int, dealt_in_turn: bool) -> str:
