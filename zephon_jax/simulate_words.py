@@ -51,7 +51,8 @@ def _never_drawn(record: Simulation) -> Iterator[str]:
 
 
 def _times(passes: float) -> str:
-    return "1 pass" if passes == 1 else f"{passes:.3g} passes"
+    said = f"{passes:.3g}"
+    return "1 pass" if said == "1" else f"{said} passes"
 
 
 def _ends(record: Simulation) -> Iterator[str]:
