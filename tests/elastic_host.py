@@ -193,23 +193,32 @@ def run_save_every_step(plan):
 
 
 def run_restore_every_step(plan):
-    """Every step of every number of processes; the whole tails are compared in test_elastic."""
-    sharding = meshes()["data"]
-    for kind, (pipeline, lengths) in PIPELINES.items():
-        expected = expected_of(plan, kind)
-        for n, workers in enumerate(plan["workers"]):
-            iterator = iter(elastic(pipeline, lengths, sharding, num_workers=workers))
-            for other in plan["saved_by"]:
-                folder = f"{plan['folder']}/every {kind} by {other}"
-                for step in range(n, len(expected) + 1, len(plan["workers"])):
-                    assert zx.restore_checkpoint(folder, iterator, step=step) == step
-                    batches = iterator if lengths == "schedule" else zx.in_step(iterator)
-                    tail = expected[step : step + 2]
-                    for batch in tail:
-                        check_placed(zx.to_global(next(batches), sharding), batch)
-                    if len(tail) < 2:
-                        assert next(batches, None) is None
-            iterator.close()
+    """Every step of every number of processes; whole tails of one's own, two batches of others'."""
+    for kind in PIPELINES:
+        restore_steps(plan, kind, plan["saved_by"], 0)
+
+
+def run_restore_every_step_in_workers(plan):
+    """The same in worker processes, which restore all steps in one life: starting takes seconds."""
+    for kind in PIPELINES:
+        restore_steps(plan, kind, plan["saved_by"], plan["workers"])
+
+
+def restore_steps(plan, kind, saved_by, workers):
+    sharding, expected = meshes()["data"], expected_of(plan, kind)
+    pipeline, lengths = PIPELINES[kind]
+    iterator = iter(elastic(pipeline, lengths, sharding, num_workers=workers))
+    for other in saved_by:
+        folder = f"{plan['folder']}/every {kind} by {other}"
+        for step in range(len(expected) + 1):
+            assert zx.restore_checkpoint(folder, iterator, step=step) == step
+            batches = iterator if lengths == "schedule" else zx.in_step(iterator)
+            tail = expected[step:] if other == plan["count"] else expected[step : step + 2]
+            for batch in tail:
+                check_placed(zx.to_global(next(batches), sharding), batch)
+            if step + len(tail) == len(expected):
+                assert next(batches, None) is None
+    iterator.close()
 
 
 def run_workers(plan):
@@ -411,6 +420,7 @@ PARTS = {
     "workers": run_workers,
     "orbax save": run_orbax_save, "orbax restore": run_orbax_restore,
     "save every step": run_save_every_step, "restore every step": run_restore_every_step,
+    "restore every step in workers": run_restore_every_step_in_workers,
 }  # fmt: skip
 
 

@@ -120,7 +120,14 @@ def test_processes_restore_what_others_saved(folder, count):
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_processes_restore_every_step_of_others(folder, count):
     saved_by(folder, (1, 2, 4), "save every step")
-    launch(folder, count, ["restore every step"], saved_by=[1, 2, 4], workers=[0, 1, 2, 3])
+    launch(folder, count, ["restore every step"], saved_by=[1, 2, 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "workers"), [(1, 3), (2, 2), (4, 1)])
+def test_processes_with_workers_restore_every_step_of_others(folder, count, workers):
+    saved_by(folder, (1,), "save every step")
+    launch(folder, count, ["restore every step in workers"], saved_by=[1], workers=workers)
 
 
 @pytest.mark.parametrize("count", [1, 4])
