@@ -349,6 +349,20 @@ def test_seek(kind):
     assert_same(list(iterator), expected[3:])
 
 
+def test_seek_to_masked_rows_behind_a_last_batch_that_is_not_full():
+    """Such a place had a state that nothing could go back to."""
+    source = readable((16,), chunk_size=3, exhausted_policy="redistribute")
+    [dataset] = hosts(source, 2, batched, 1, pad=True, global_batch_size=2)
+    expected = list(dataset)
+    lengths = np.sum([batch["row_mask"] for batch in expected], axis=0)
+    assert lengths.tolist() in ([9, 7], [7, 9])  # in batches of three: 3, 3, 1
+    iterator = iter(dataset)
+    for step in range(10):
+        iterator.seek(step)
+        iterator.set_state(json.loads(json.dumps(iterator.get_state())))
+        assert_same(list(iterator), expected[step:])
+
+
 def test_seek_crosses_short_chunks():
     source = readable((37, 81, 20), (1, 1, 1), exhausted_policy="redistribute", chunk_size=7)
     with warnings.catch_warnings():

@@ -150,6 +150,9 @@ def run(iterators, in_step):
 def check_drawn(seed, kind, workers=0):
     """Whole runs, then saved at a drawn step and restored by another number of hosts, then sought.
 
+    With workers one host restores, whose processes live through a whole run, the restored and the
+    sought one: starting them takes seconds.
+
     Returns:
       False where the draw makes no run, or one that is refused.
     """
@@ -163,7 +166,7 @@ def check_drawn(seed, kind, workers=0):
     counts = [n for n in range(1, num_lanes + 1) if num_lanes % n == 0]
     rows_of = (lambda t: ROWS_OF[t % 4]) if draw.random() < 0.4 else (lambda t: base)
 
-    def opened(count):
+    def opened(count, workers=0):
         settings = {"num_threads": draw.randint(1, 2), "prefetch": draw.randint(1, 3)}
         return [iter(dataset) for dataset in hosts(
             source, num_lanes, pipeline, count, pad=pad, lengths=lengths, num_workers=workers,
@@ -179,12 +182,7 @@ def check_drawn(seed, kind, workers=0):
     lanes = [lane_rows(source, n, num_lanes, pipeline, kind in BATCHES) for n in range(num_lanes)]
     expected = expected_batches([[plain(row) for row in lane] for lane in lanes], rows_of, pad)
     in_step = lengths == "unknown"
-    try:
-        assert run(iterators, in_step) == expected
-    except (RuntimeError, ValueError) as error:  # a host whose lanes have no row at all
-        if pad and in_step and not all(map(len, lanes)) and "row" in str(error):
-            return False
-        raise
+    assert run(iterators, in_step) == expected
     # Lanes of one host that go on alone end at their own ends.
     step = draw.randint(0, len(expected) if not (pad and in_step) else len(expected) // 3)
     iterators = opened(draw.choice(counts))
@@ -192,8 +190,11 @@ def check_drawn(seed, kind, workers=0):
         return False
     with tempfile.TemporaryDirectory() as folder:
         assert save_all(folder, iterators) == [None] * len(iterators)
-        restored = opened(draw.choice(counts))
-        next(restored[0], None)
+        restored = opened(1 if workers else draw.choice(counts), workers)
+        if workers:
+            assert run(restored, in_step) == expected
+        else:
+            next(restored[0], None)
         assert {zx.restore_checkpoint(folder, one) for one in restored} == {step}
     saved = {lane: s for one in iterators for lane, s in one.get_state()["lanes"].items()}
     again = {lane: s for one in restored for lane, s in one.get_state()["lanes"].items()}
@@ -211,6 +212,7 @@ def check_drawn(seed, kind, workers=0):
 
 
 def campaign(kind, draws, workers=0):
+    """Runs draws; returns how many made a run."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what stays undelivered, knobs without effect
         return sum(check_drawn(seed, kind, workers) for seed in range(draws))
@@ -224,10 +226,10 @@ def test_drawn_runs_are_what_a_loop_over_lanes_gives(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_many_drawn_runs_are_what_a_loop_over_lanes_gives(kind):
-    assert campaign(kind, 150) >= 50
+    assert campaign(kind, 60) >= 30
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PIPELINES)
 def test_drawn_runs_in_worker_processes(kind):
-    assert campaign(kind, 4, workers=2) >= 1
+    assert campaign(kind, 4, workers=2) >= 2

@@ -249,6 +249,25 @@ def test_a_host_without_any_row_fails_all_where_others_go_on():
         next(zx.in_step(iter(going), agree(said[0])))
 
 
+def test_a_host_without_any_row_learns_from_the_lanes_of_others_what_masked_rows_are():
+    """Which hosts own a lane must not decide whether a run can go on."""
+    ends = {"exhausted_policy": "redistribute", "lane_assignment": "modulo"}
+    source = readable((16,), chunk_size=4, **ends)
+    taken = [int(e["data"]) for e in zx.LaneIterDataset(source, 0, 2)]
+
+    def some(lane):
+        return rows(lane.filter(lambda e: e["data"] in taken[:3]))
+
+    settings = {"lengths": "unknown", "pad": True}
+    [alone] = hosts(source, 2, some, 1, **settings)
+    expected = list(zx.in_step(iter(alone)))
+    assert [batch["row_mask"].tolist() for batch in expected] == [[True, False]] * 3
+    [_, bare] = [iter(dataset) for dataset in hosts(source, 2, some, 2, **settings)]
+    words = iter([1, 1, 1, 0])  # the other goes on for three steps
+    got = list(zx.in_step(bare, lambda word: [next(words), word]))
+    assert_same(got, [{name: leaf[1:] for name, leaf in batch.items()} for batch in expected])
+
+
 def test_closing_twice_and_using_what_is_closed(tmp_path):
     iterator = iter(hosts(readable(), 4, rows, 1)[0])
     next(iterator)

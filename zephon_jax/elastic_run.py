@@ -251,12 +251,13 @@ def _checked_spec(columns: Columns, before: str) -> str:
 
 
 def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
-    """Reads a first row of the owned lanes, where a run began among masked ones.
+    """Reads a first row, where a run began among masked ones: of other lanes if these have none.
 
     Returns:
       Whether there is one, or one was seen before.
     """
-    if not like and (row := first_row(rules.plan, rules.owned)) is not None:
+    others = [lane for lane in range(rules.plan.num_lanes) if lane not in set(rules.owned)]
+    if not like and (row := first_row(rules.plan, [*rules.owned, *others])) is not None:
         _checked_spec(row, spec)
         like.append(row)
     return bool(like)
@@ -273,8 +274,8 @@ def make_batch(part: Part, rules: Rules, each: int, like: list[Columns], spec: s
         return tree_of(part.columns)
     if not like and not see_row(rules, like, spec):
         raise ValueError(
-            f"lanes {rules.owned[0]} to {rules.owned[-1]} have yielded no row, so masked rows"
-            " cannot be made: their shapes are not known."
+            f"lanes {rules.owned[0]} to {rules.owned[-1]} have yielded no row, nor has any other,"
+            " so masked rows cannot be made: their shapes are not known."
         )
     mask = (np.arange(each) < np.asarray(part.counts)[:, None]).ravel()
     columns = part.columns if mask.all() else masked(part.columns, part.counts, each, like[0])

@@ -209,6 +209,8 @@ class LaneRows:
         _compat.set_next_index(self._iterator, batch)
         if used and self._open_batch():
             self._used = used
+            if used >= self._size:  # at the end, or among masked rows after it
+                self._forget()
 
     def read_up_to(self) -> dict[str, Any]:
         """Where the lane's dataset stands: how far the pipeline has read, whatever it holds.
