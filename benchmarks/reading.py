@@ -14,58 +14,19 @@ import json
 import logging
 import os
 import pathlib
-import statistics
-import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-import urllib.request
-from typing import NamedTuple
 
 import grain
 import numpy as np
+from common import Table, clock, seconds
+from corpora import write_array_record, write_jsonl, write_megatron, write_parquet
+from mixtures import SHUFFLED
+from remote import remote
 
 import zephon_jax as zx
-
-HERE = pathlib.Path(__file__).parent
-SHUFFLED = {"shuffle_shards": True, "shuffle_within_shard": True, "shuffle_block_size": "auto"}
-
-
-class Row(NamedTuple):
-    """One measured line."""
-
-    what: str
-    value: float
-    unit: str
-    goal: str = ""
-    met: bool | None = None
-
-
-class Table:
-    """Prints lines as they are measured, in Markdown."""
-
-    def __init__(self):
-        self.rows = []
-        print("| what | value | unit | goal | met |\n|---|---|---|---|---|", flush=True)
-
-    def add(self, what, value, unit, *, least=None, most=None):
-        goal = f">= {least}" if least is not None else f"<= {most}" if most is not None else ""
-        met = None
-        if goal:
-            met = bool(value >= least) if least is not None else bool(value <= most)
-        self.rows.append(Row(what, float(value), unit, goal, met))
-        number = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.2f}"
-        told = {None: "", True: "yes", False: "NO"}[met]
-        print(f"| {what} | {number} | {unit} | {goal} | {told} |", flush=True)
-
-
-def timed(call):
-    """Seconds of a call, and what it returned."""
-    start = time.perf_counter()
-    result = call()
-    return time.perf_counter() - start, result
 
 
 def race(contenders, rounds):
@@ -81,23 +42,22 @@ def race(contenders, rounds):
             elements = iter(make())
             if name.startswith(("lane", "map")):
                 next(elements)  # Its start, with the index of the files, is measured elsewhere.
-            seconds, taken = timed(
-                lambda e=elements, n=limit: sum(1 for _ in itertools.islice(e, n))
-            )
-            rates[name].append(taken / seconds)
+            begin = clock()
+            taken = sum(1 for _ in itertools.islice(elements, limit))
+            rates[name].append(taken / (clock() - begin))
     return rates
 
 
-def ratio(rates, one, other):
-    """Median over the rounds of one rate by the best of the others."""
+def ratios(rates, one, other):
+    """One rate by the best of the others, in each round."""
     others = [other] if isinstance(other, str) else other
     best = [max(found) for found in zip(*(rates[name] for name in others), strict=True)]
-    return statistics.median(a / b for a, b in zip(rates[one], best, strict=True))
+    return [a / b for a, b in zip(rates[one], best, strict=True)]
 
 
 def add_rates(table, rates, titles, unit):
     for name, title in titles.items():
-        table.add(title, statistics.median(rates[name]), unit)
+        table.add(title, rates[name], unit)
 
 
 def lane(datasets, weights, **knobs):
@@ -105,86 +65,45 @@ def lane(datasets, weights, **knobs):
     return zx.LaneIterDataset(source, 0, 1)
 
 
-def write_array_record(path, records):
-    from array_record.python.array_record_module import ArrayRecordWriter
+def read_all(paths):
+    from array_record.python.array_record_module import ArrayRecordReader
 
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for record in records:
-        writer.write(record)
-    writer.close()
-
-
-def write_jsonl(path, count, size):
-    words = "lorem ipsum dolor sit amet consectetur "
-    text = (words * (size // len(words) + 1))[:size]
-    with open(path, "w") as file:
-        for index in range(count):
-            file.write(json.dumps({"id": index, "text": text}) + "\n")
+    for path in paths:
+        reader = ArrayRecordReader(path)
+        yield from reader.read_all()
+        reader.close()
 
 
-def write_parquet(path, rows, text, group, **options):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def mixed(paths, threads):
+    """Grain's own shuffle and mix over two datasets."""
+    parts = [
+        grain.MapDataset.source(grain.sources.ArrayRecordDataSource(shards)).shuffle(seed=1)
+        for shards in paths
+    ]
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=500 if threads else 0)
+    return grain.MapDataset.mix(parts, [0.5, 0.5]).to_iter_dataset(options)
 
-    table = pa.table({"id": range(rows), "text": [text(row) for row in range(rows)]})
-    pq.write_table(table, path, row_group_size=group, **options)
 
-
-def write_megatron(folder, shards, per_shard, tokens):
-    """Sparse shards: token ids are zeros that take no room."""
-    for shard in range(shards):
-        lengths = np.full(per_shard, tokens, "<i4")
-        pointers = np.arange(per_shard, dtype="<i8") * tokens * 2
-        head = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, per_shard, 1)
-        (folder / f"{shard}.idx").write_bytes(
-            head + lengths.tobytes() + pointers.tobytes() + bytes(8)
-        )
-        with open(folder / f"{shard}.bin", "wb") as file:
-            file.truncate(per_shard * tokens * 2)
+def batches(dataset, size=4096):
+    for start in range(0, len(dataset), size):
+        yield from dataset.__getitems__(list(range(start, min(start + size, len(dataset)))))
 
 
 def arrayrecord(folder, table, rounds, quick):
-    from array_record.python.array_record_module import ArrayRecordReader
-
     per_shard = 5_000 if quick else 25_000
     rng = np.random.default_rng(0)
-    paths = {name: [] for name in "ab"}
-    for name, shard in itertools.product("ab", range(4)):
-        path = folder / f"{name}-{shard}.array_record"
+    paths = [[str(folder / f"{name}-{shard}.array_record") for shard in range(4)] for name in "ab"]
+    for path in itertools.chain(*paths):
         write_array_record(path, (rng.bytes(4096) for _ in range(per_shard)))
-        paths[name].append(str(path))
-    datasets = [zx.Dataset.from_path(name, paths[name]) for name in "ab"]
-
-    def read_all():
-        for path in paths["a"] + paths["b"]:
-            reader = ArrayRecordReader(path)
-            yield from reader.read_all()
-            reader.close()
-
-    def mixed(threads):
-        parts = [
-            grain.MapDataset.source(grain.sources.ArrayRecordDataSource(paths[name])).shuffle(
-                seed=1
-            )
-            for name in "ab"
-        ]
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=500 if threads else 0)
-        return grain.MapDataset.mix(parts, [0.5, 0.5]).to_iter_dataset(options)
-
-    weights = {"a": 1, "b": 1}
-    source = zx.StaticMixtureWorkSource(datasets=datasets, mixture=weights, seed=1, **SHUFFLED)
+    parts = [zx.Dataset.from_path(name, shards) for name, shards in zip("ab", paths, strict=True)]
+    total, weights = 8 * per_shard, {"a": 1, "b": 1}
+    source = zx.StaticMixtureWorkSource(datasets=parts, mixture=weights, seed=1, **SHUFFLED)
     by_index = zx.MixtureMapDataset(source)
-
-    def batches():
-        for start in range(0, len(by_index), 4096):
-            yield from by_index.__getitems__(list(range(start, min(start + 4096, len(by_index)))))
-
-    total = 8 * per_shard
-    contenders = {"read_all": (read_all, total)}
+    contenders = {"read_all": (lambda: read_all(itertools.chain(*paths)), total)}
     for threads in (0, 4, 16):
-        contenders[f"grain {threads}"] = (lambda t=threads: mixed(t), 10_000)
-    contenders["lane"] = (lambda: lane(datasets, weights, **SHUFFLED), total)
-    contenders["map"] = (batches, total)
+        contenders[f"grain {threads}"] = (lambda t=threads: mixed(paths, t), 10_000)
+    contenders["lane"] = (lambda: lane(parts, weights, **SHUFFLED), total)
+    contenders["map"] = (lambda: batches(by_index), total)
     rates = race(contenders, rounds)
     theirs = [name for name in rates if name.startswith("grain")]
     titles = {"read_all": "ArrayRecord: plain read_all"}
@@ -192,8 +111,8 @@ def arrayrecord(folder, table, rounds, quick):
     titles |= {"lane": "ArrayRecord: LaneIterDataset", "map": "ArrayRecord: MixtureMapDataset"}
     add_rates(table, rates, titles, "records/s")
     for name in ("lane", "map"):
-        table.add(f"{titles[name]} / best of Grain", ratio(rates, name, theirs), "x", least=4)
-        table.add(f"{titles[name]} / read_all", ratio(rates, name, "read_all"), "x", least=0.7)
+        table.add(f"{titles[name]} / best of Grain", ratios(rates, name, theirs), "x", least=4)
+        table.add(f"{titles[name]} / read_all", ratios(rates, name, "read_all"), "x", least=0.7)
 
 
 def zephon_records(folder, **knobs):
@@ -212,6 +131,20 @@ def zephon_records(folder, **knobs):
     return Pipeline(source).decode_text()
 
 
+def decoded(folder, share=None):
+    """Lines of both datasets in turn, a given share of them long; None for all as they are."""
+    short, long = (
+        itertools.chain.from_iterable(map(open, sorted((folder / name).iterdir())))
+        for name in ("short", "long")
+    )
+    if share is None:
+        yield from map(json.loads, itertools.chain(short, long))
+        return
+    for line in long:
+        yield json.loads(line)
+        yield from map(json.loads, itertools.islice(short, round(1 / share) - 1))
+
+
 def jsonl(folder, table, rounds, quick):
     scale = 4 if quick else 1
     for name, count, size in (("short", 390_000, 215), ("long", 16_000, 6_500)):
@@ -220,24 +153,10 @@ def jsonl(folder, table, rounds, quick):
             write_jsonl(folder / name / f"{shard}.jsonl", count // scale // 4, size)
     datasets = [zx.Dataset.from_path(name, folder / name) for name in ("short", "long")]
     weights = {"short": 0.8, "long": 0.2}
-
-    def loop(share):
-        """Lines of both datasets in turn, a given share of them long; None for all as they are."""
-        short, long = (
-            itertools.chain.from_iterable(map(open, sorted((folder / name).iterdir())))
-            for name in ("short", "long")
-        )
-        if share is None:
-            yield from map(json.loads, itertools.chain(short, long))
-            return
-        for line in long:
-            yield json.loads(line)
-            yield from map(json.loads, itertools.islice(short, round(1 / share) - 1))
-
     theirs = {"shuffle_within_shard": True, "shuffle_block_size": 8 * 97_500 // scale}
     contenders = {
-        "loop": (lambda: loop(None), 406_000),
-        "loop of the mixture": (lambda: loop(0.2), 80_000),
+        "loop": (lambda: decoded(folder), 406_000),
+        "loop of the mixture": (lambda: decoded(folder, 0.2), 80_000),
         "zephon, default": (lambda: zephon_records(folder), 20_000 // scale),
         "lane, default": (lambda: lane(datasets, weights), 200_000 // scale),
         "zephon, within + block": (lambda: zephon_records(folder, **theirs), 3_000 // scale),
@@ -252,9 +171,13 @@ def jsonl(folder, table, rounds, quick):
     add_rates(table, rates, titles, "records/s")
     for kind, least in (("default", 8), ("within + block", 50)):
         one = f"lane, {kind}"
-        table.add(f"{titles[one]} / Zephon", ratio(rates, one, f"zephon, {kind}"), "x", least=least)
-        table.add(f"{titles[one]} / loop over the files", ratio(rates, one, "loop"), "x", least=0.4)
-        same = ratio(rates, one, "loop of the mixture")
+        table.add(
+            f"{titles[one]} / Zephon", ratios(rates, one, f"zephon, {kind}"), "x", least=least
+        )
+        table.add(
+            f"{titles[one]} / loop over the files", ratios(rates, one, "loop"), "x", least=0.4
+        )
+        same = ratios(rates, one, "loop of the mixture")
         table.add(f"{titles[one]} / loop over the same mixture (bytes too)", same, "x", least=0.4)
 
 
@@ -278,7 +201,7 @@ def parquet(folder, table, rounds, quick):
     rates = race(contenders, rounds)
     titles = {"scan": "Parquet: plain pyarrow scan", "lane": "Parquet: LaneIterDataset"}
     add_rates(table, rates, titles, "rows/s")
-    table.add("Parquet: LaneIterDataset / scan", ratio(rates, "lane", "scan"), "x", least=0.6)
+    table.add("Parquet: LaneIterDataset / scan", ratios(rates, "lane", "scan"), "x", least=0.6)
 
 
 def many(folder, table, rounds, quick):
@@ -295,117 +218,10 @@ def many(folder, table, rounds, quick):
         names = [os.readlink(link) for link in links if os.path.lexists(link)]
         return sum("array_record" in name for name in names)
 
-    seconds = [timed(first_batch)[0] for _ in range(rounds)]
-    table.add("1,000 files: first batch, first round", seconds[0], "s", most=1)
-    table.add("1,000 files: first batch, median", statistics.median(seconds), "s", most=1)
-    table.add("1,000 files: files open", open_files(), "files", most=128)
-
-
-class Watch(threading.Thread):
-    """Keeps the largest value of a measure that it saw."""
-
-    def __init__(self, measure):
-        super().__init__(daemon=True)
-        self.measure, self.most, self.going = measure, 0, True
-        self.start()
-
-    def run(self):
-        while self.going:
-            self.most = max(self.most, self.measure())
-            time.sleep(0.05)
-
-    def stop(self):
-        self.going = False
-        self.join()
-        return self.most
-
-
-def remote(folder, table, rounds, quick):
-    import fsspec
-
-    # The server stands for another machine, so it gets what the reader leaves of this one.
-    command = ["nice", "-n", "15", sys.executable, str(HERE.parent / "tests" / "s3_server.py")]
-    command += ["--latency", "0.05"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            url = server.stdout.readline().strip()
-            options = {
-                "key": "k",
-                "secret": "s",
-                "client_kwargs": {"endpoint_url": url},
-                "use_listings_cache": False,
-            }
-            fs = fsspec.filesystem("s3", **options)
-            _remote(folder, table, 1 if quick else min(rounds, 3), fs, options, url)
-        finally:
-            server.kill()
-
-
-def _remote(folder, table, rounds, fs, options, url):
-    from zephon_jax.staging import default_stager
-
-    shards, per_shard, size = 12, 4096, 4096
-    fs.mkdir("bucket")
-    rng = np.random.default_rng(0)
-    for shard in range(shards):
-        path = folder / f"{shard}.array_record"
-        write_array_record(path, (rng.bytes(size) for _ in range(per_shard)))
-        fs.put_file(str(path), f"bucket/data/{shard}.array_record")
-    shard_bytes = path.stat().st_size
-    budget = 6 * shard_bytes
-    counts = [per_shard] * shards
-
-    def fetched():
-        with urllib.request.urlopen(url + "/__stats__") as answer:
-            return json.load(answer)[1]
-
-    def download():
-        for shard in range(shards):
-            fs.cat_file(f"bucket/data/{shard}.array_record")
-
-    def consume(number, pace=None):
-        """Reads everything from a cold cache; returns seconds, share of waiting, bytes, peak."""
-        os.environ["ZEPHON_JAX_CACHE"] = str(folder / f"cache{number}")
-        os.environ["ZEPHON_JAX_CACHE_BYTES"] = str(budget)
-        before = fetched()
-        dataset = zx.Dataset.from_path(
-            "far", "s3://bucket/data", storage_options=options, counts=counts
-        )
-        watch = Watch(default_stager().cache.num_bytes)
-        elements = iter(lane([dataset], {"far": 1}, chunk_size=2048))
-        start, waited = time.perf_counter(), 0.0
-        warm = due = start
-        for number in range(shards * per_shard):
-            asked = time.perf_counter()
-            next(elements)
-            if pace:
-                now = time.perf_counter()
-                if number < 2 * per_shard:
-                    warm = now
-                elif now - asked > 1e-3:  # Less is work on the element, not waiting for data.
-                    waited += now - asked
-                due = max(due, now) + size / pace  # Works on it before it asks for more.
-                if due - now > 0.01:
-                    time.sleep(due - now)
-        end = time.perf_counter()
-        share = waited / (end - warm) if pace else 0.0
-        return end - start, share, fetched() - before, watch.stop()
-
-    total = shards * shard_bytes
-    whole, runs = [], []
-    for number in range(rounds):
-        whole.append(total / 1e6 / timed(download)[0])
-        runs.append(consume(number))
-    rates = [total / 1e6 / run[0] for run in runs]
-    table.add("Remote, 50 ms a request: whole-object download", statistics.median(whole), "MB/s")
-    table.add("Remote: LaneIterDataset, unpaced", statistics.median(rates), "MB/s")
-    share = statistics.median(a / b for a, b in zip(rates, whole, strict=True))
-    table.add("Remote: LaneIterDataset / download", share, "x", least=0.8)
-    table.add("Remote: bytes fetched / bytes", max(run[2] for run in runs) / total, "x", most=1.05)
-    over = (max(run[3] for run in runs) - budget) / shard_bytes
-    table.add("Remote: cache over its budget", over, "shards", most=1)
-    paced = statistics.median(consume(f"paced{n}", 20e6)[1] for n in range(rounds))
-    table.add("Remote: waiting at 20 MB/s once warm", 100 * paced, "%", most=1)
+    took = [seconds(first_batch) for _ in range(rounds)]
+    table.add("1,000 files: first batch, first round", took[:1], "s", most=1)
+    table.add("1,000 files: first batch", took, "s", most=1)
+    table.add("1,000 files: files open", [open_files()], "files", most=128)
 
 
 MEMORY = """
@@ -460,7 +276,7 @@ def memory(folder, table, rounds, quick):
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         grown, window = map(int, output.split())
         what = f"Memory: {name}, {total:.1f} GB, peak beyond the window of {window / 1e6:.0f} MB"
-        table.add(what, (grown - window) / 1e6, "MB", most=150)
+        table.add(what, [(grown - window) / 1e6], "MB", most=150)
 
 
 SECTIONS = {f.__name__: f for f in (arrayrecord, jsonl, parquet, many, remote, memory)}
@@ -479,9 +295,7 @@ def main(argv: list[str] | None = None) -> None:
             os.environ["ZEPHON_JAX_CACHE"] = os.path.join(temporary, ".cache")
             rounds = 1 if arguments.quick else arguments.rounds
             SECTIONS[section](pathlib.Path(temporary), table, rounds, arguments.quick)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump([row._asdict() for row in table.rows], file, indent=2)
+    table.write(arguments.json)
 
 
 if __name__ == "__main__":
