@@ -389,6 +389,47 @@ def test_many_departures_and_far_ends_take_few_looks(monkeypatch):
     assert len(looks) <= 12
 
 
+def test_each_departure_takes_one_look(monkeypatch):
+    """The chunk in which somebody leaves is computed, and only its counts are looked for."""
+    looks = []
+    find = VirtualTime._given
+    monkeypatch.setattr(VirtualTime, "_given", lambda self, n: looks.append(n) or find(self, n))
+    sizes = [400 + 37 * d for d in range(50)]
+    source = mixture(
+        sizes, [1 + d % 7 for d in range(50)], names=[f"d{d}" for d in range(50)], chunk_size=32,
+        allocation="virtual_time", exhausted_policy="redistribute",
+    )  # fmt: skip
+    assert len(source) == sum(sizes)
+    num_eras = len(source.chunk_spans())
+    assert num_eras > 40
+    assert len(looks) <= num_eras + 5
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 40])
+@pytest.mark.parametrize("seed", [None, *range(6)])
+def test_the_chunk_of_a_draw_is_known_exactly(seed, chunk_size):
+    """Ties too: of equal weights and unit costs many draws fall due at one moment."""
+    if seed is None:
+        exact, costs = exact_weights([2, 1, 1, 2, 1]), [UnitCost()] * 5
+    else:
+        weights, cursors, prices = corpus(seed)
+        exact = exact_weights(weights)
+        pairs = zip(cursors, prices, strict=True)
+        costs = [RunningCost(c, np.asarray(p, np.int64)) for c, p in pairs]
+    k, base = len(exact), np.zeros(len(exact), np.int64)
+    fair = VirtualTime(exact, chunk_size, costs, base)
+    given = np.stack([fair.draws_after(n * chunk_size) for n in range(60)])
+    rng = np.random.default_rng(chunk_size)
+    for _ in range(20):
+        wanted = 1 + (rng.random(k) * (given[-1] - 1)).astype(np.int64)
+        chosen = (given[-1] > 0) & (rng.random(k) < 0.7)
+        chosen[given[-1].argmax()] = True
+        there = (given >= wanted) | ~chosen
+        one = ((given >= wanted) & chosen).any(axis=1)
+        assert fair.chunks_until(wanted, chosen, last=False) == one.argmax()
+        assert fair.chunks_until(wanted, chosen, last=True) == there.all(axis=1).argmax()
+
+
 def test_few_draws_on_equals_looking_for_the_moment():
     """Many components go on draw by draw from the last number asked for."""
     k = 300

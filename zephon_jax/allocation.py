@@ -26,6 +26,8 @@ class Allocation:
       shares: What each component is owed a chunk.
     """
 
+    exact_ends = False  # `chunks_until` is a guess
+
     __slots__ = ("_closed", "_period", "_saved", "_stride", "shares")
 
     def __init__(self, shares: quota.Shares):

@@ -113,6 +113,8 @@ class RunningCost:
         # One piece where nothing smaller is known: a single shard, or all shuffled at once.
         even = cursor.block >= cursor.total or (not cursor.block and cursor.counts.size == 1)
         self._whole = _Piece(0, self._samples, 0, self._total) if even else None
+        # The last piece that an amount lay in, with its pass: most questions are near there.
+        self._recent = (-1, _Piece(0, 0, 0, 0))
         self._tables: dict[int, _Table] = {}
 
     def _table(self, pass_index: int) -> _Table:
@@ -151,6 +153,9 @@ class RunningCost:
     def _piece_at(self, pass_index: int, position: int) -> _Piece:
         if self._whole is not None:
             return self._whole
+        known, piece = self._recent
+        if known == pass_index and 0 <= position - piece.first < piece.length:
+            return piece
         table = self._table(pass_index)
         if self._cursor.block:
             return self._block(table, position)
@@ -160,11 +165,15 @@ class RunningCost:
         """The piece in which a pass's cost comes to be more than an amount below its total."""
         if self._whole is not None:
             return self._whole
+        known, piece = self._recent
+        if known == pass_index and 0 <= amount - piece.before < piece.cost:
+            return piece
         table = self._table(pass_index)
-        run = self._run(table, bisect.bisect_right(table.sums, amount) - 1)
-        if not self._cursor.block:
-            return run
-        return self._block(table, run.first + _most(run, amount))
+        piece = self._run(table, bisect.bisect_right(table.sums, amount) - 1)
+        if self._cursor.block:
+            piece = self._block(table, piece.first + _most(piece, amount))
+        self._recent = (pass_index, piece)
+        return piece
 
     def draw(self, index: int) -> Draw:
         """The draw with this index."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax.per_process import PerProcess
-from zephon_jax.positions import FAR, MAX_SAMPLES, UNCAPPED, Era, Position, Steps
+from zephon_jax.positions import FAR, MAX_SAMPLES, Era, Position, Steps
 
 __all__ = ["Eras", "Span"]
 
@@ -86,22 +86,31 @@ class Eras(Steps):
         target = self.at(position, last)
         crossed = self.departed(target)
         if crossed:
-            near = self._first_chunks(era) or last
-            last = _bisect(first, last, near, lambda n: self.departed(self.at(position, n)))
+            last = self._departure(position, first, last)
             target = self.at(position, last)
         # The run may have ended in an earlier chunk: before the one in which somebody leaves.
-        final = self.at(position, last - 1) if crossed else target
-        if self.ended(final):
-            last = final.chunk_index - era.first_chunk
-            near = self._first_chunks(era) or last
-            end = _bisect(first - 1, last, near, lambda n: self.ended(self.at(position, n)))
-            return self.at(position, end), False
+        if not crossed or self.capped(era).any():
+            final = self.at(position, last - 1) if crossed else target
+            if self.ended(final):
+                last = final.chunk_index - era.first_chunk
+                near = self._first_chunks(era) or last
+                end = _bisect(first - 1, last, near, lambda n: self.ended(self.at(position, n)))
+                return self.at(position, end), False
         if crossed:
             drawn = np.where(
                 self.rules.leaves, np.minimum(target.drawn, self.rules.totals), target.drawn
             )
             return self.open(target.chunk_index, drawn), True
         return target, False
+
+    def _departure(self, position: Position, first: int, last: int) -> int:
+        """Chunks of an era after which somebody leaves: more than `first`, `last` at most."""
+        era = position.era
+        assert era.allocation is not None
+        near = self._first_chunks(era) or last
+        if era.allocation.exact_ends and not self.capped(era).any():
+            return near
+        return _bisect(first, last, near, lambda n: self.departed(self.at(position, n)))
 
     def advance(self, position: Position, chunk_index: int) -> Position:
         """The position of a later chunk, or the end of the run if that comes first."""
@@ -144,7 +153,7 @@ class Eras(Steps):
         assert era.allocation is not None
         # In samples: what the components must have drawn for the era to have ended.
         ends = np.full(rules.totals.shape, FAR)
-        capped = era.active & (rules.caps != UNCAPPED)
+        capped = self.capped(era)
         ends[capped] = rules.caps[capped] + 1
         leaving = era.active & rules.leaves
         ends[leaving] = rules.totals[leaving]

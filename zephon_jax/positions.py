@@ -137,6 +137,10 @@ class Steps:
             return np.zeros(start.drawn.shape, dtype=np.int32)
         return self._quotas(start)[0]
 
+    def capped(self, era: Era) -> np.ndarray:
+        """The components that end the run where they cannot give enough: bool (k,)."""
+        return era.active & (self.rules.caps != UNCAPPED)
+
     def ended(self, position: Position) -> bool:
         """True when the run ends at this chunk boundary, or ended before."""
         rules, active = self.rules, position.era.active
@@ -144,7 +148,7 @@ class Steps:
             return True
         if rules.passes is not None:
             return bool((position.drawn >= rules.passes * rules.totals)[active].all())
-        capped = active & (rules.caps != UNCAPPED)
+        capped = self.capped(position.era)
         if not capped.any():
             return False
         quotas, _ = self._quotas(position)

@@ -108,6 +108,7 @@ class VirtualTime:
     """
 
     closed = True
+    exact_ends = True  # `chunks_until` is not a guess
 
     def __init__(
         self,
@@ -208,20 +209,27 @@ class VirtualTime:
         return lines
 
     def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
-        """Chunks after which components have given so many samples, within a few.
+        """Chunks after which components have given so many samples: exactly, from the order's rule.
 
         Args:
-          draws: int64 (k,), samples.
+          draws: int64 (k,), samples, at least one each.
           chosen: bool (k,), the components to look at; at least one, and all active.
           last: True for the last of them to come there, False for the first.
         """
-        moments = [
-            component.due(component.cost.draw(component.start + int(draws[d])))
-            for d, component in zip(self._active.tolist(), self._components, strict=True)
+        dues = [
+            (c.due(c.cost.draw(c.start + int(draws[d]) - 1)), place)
+            for place, (d, c) in enumerate(
+                zip(self._active.tolist(), self._components, strict=True)
+            )
             if chosen[d]
         ]
-        moment = max(moments) if last else min(moments)
-        return sum(c.given(moment)[0] for c in self._components) // self._chunk_size + 1
+        moment, mine = max(dues) if last else min(dues)
+        # Those that come before it at the same moment are the earlier components.
+        before = [
+            c.given(moment if place <= mine else moment - 1)[0]
+            for place, c in enumerate(self._components)
+        ]
+        return -(-sum(before) // self._chunk_size)
 
     def draws_after(self, num_draws: int) -> np.ndarray:
         """How many of the first draws of the order are each component's: int64 (k,)."""
