@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from zephon_jax.formats import ShardFormat, format_of, get_format
@@ -20,6 +20,10 @@ from zephon_jax.formats.files import (
 )
 
 __all__ = ["describe_shard", "find_shards", "location_of"]
+
+# What lies beside data in a folder and is not data.
+_NOT_DATA = {".json", ".md", ".txt", ".yaml", ".yml", ".html", ".py", ".lock", ".crc", ".idx"}
+_UNREAD_PACKINGS = {".bz2", ".xz", ".lzma", ".lz4", ".br", ".z", ".zip", ".7z", ".snappy", ".sz"}
 
 
 def describe_shard(name: str, files: Sequence[File], shard_id: int) -> str:
@@ -131,7 +135,9 @@ def _with_companions(
     return paired
 
 
-def _head_reader(file: File, storage_options: Any, inside: bool) -> Any:
+def _head_reader(
+    file: File, storage_options: Mapping[str, Any] | None, inside: bool
+) -> Callable[[], bytes] | None:
     """How to look into a file whose name does not tell; None where that is not wanted."""
     plain = file.path.lower().removesuffix(".gz").removesuffix(".zst")
     if file.size == 0 or (inside and os.path.splitext(plain)[1] in _NOT_DATA):
@@ -139,14 +145,11 @@ def _head_reader(file: File, storage_options: Any, inside: bool) -> Any:
     return lambda: with_retries(lambda: read_head(file.path, storage_options))
 
 
-# What lies beside data in a folder and is not data.
-_NOT_DATA = {".json", ".md", ".txt", ".yaml", ".yml", ".html", ".py", ".lock", ".crc", ".idx"}
-
-_UNREAD_PACKINGS = {".bz2", ".xz", ".lzma", ".lz4", ".br", ".z", ".zip", ".7z", ".snappy", ".sz"}
-
-
 def _one_format(
-    name: str, path: Any, found: Mapping[str, list[File]], others: Sequence[str]
+    name: str,
+    path: PathLike | Sequence[PathLike],
+    found: Mapping[str, list[File]],
+    others: Sequence[str],
 ) -> tuple[list[File], ShardFormat]:
     if not found:
         beside = "".join(

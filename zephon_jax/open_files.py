@@ -63,7 +63,9 @@ class OpenFiles:
             with self._lock:
                 handle = self._handles.pop(key, None)
                 if handle is not None and handle.identity != identity:
-                    handle = self._retire(handle)
+                    if not handle.num_users:  # Else its last user closes it.
+                        handle.shard.close()
+                    handle = None
                 if handle is None:
                     self._close_some()
                     opened = _open(shard, path, index, dataset, shard_id)
@@ -89,11 +91,6 @@ class OpenFiles:
                 self.close()  # A copy that was dropped keeps its room for as long as it is open.
                 held = stack.enter_context(stager.staged(shard))
             yield held
-
-    def _retire(self, handle: _Handle) -> None:
-        """Lets go of a handle that is not in the table any more; its last user closes it."""
-        if not handle.num_users:
-            handle.shard.close()
 
     def _close_some(self) -> None:
         """Makes room for one more file, and closes files whose copy is gone from the cache."""

@@ -10,12 +10,13 @@ import functools
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zephon_jax.catalog import Dataset
 from zephon_jax.formats.base import OpenShard, named_error
+from zephon_jax.id_groups import IdGroup, as_ids, group_ids
 from zephon_jax.open_files import OpenFiles
 from zephon_jax.per_process import PerProcess, from_environment
 from zephon_jax.staging import Shard, Stager, default_stager
@@ -27,15 +28,6 @@ DEFAULT_WINDOW_BYTES = 1 << 26
 
 # Records in a window before it is known how large those of a dataset are.
 _PROBE = 256
-
-
-class _Group(NamedTuple):
-    """The samples of one shard in a call, in file order."""
-
-    dataset_id: int
-    shard_id: int
-    # Place in the shard, int64 (n,), sorted.
-    indices: np.ndarray
 
 
 class Reader:
@@ -83,9 +75,9 @@ class Reader:
           OSError: If a shard is gone or must not be read, the network failed too often, or the
             disk is full. Names dataset and shard.
         """
-        sample_ids = _as_ids(sample_ids)
+        sample_ids = as_ids(sample_ids)
         check_readable(datasets_by_id, sample_ids)
-        groups, inverse = _group(sample_ids)
+        groups, inverse = group_ids(sample_ids)
         for group in groups:
             _check_range(datasets_by_id[group.dataset_id], group)
         records: list[Any] = []
@@ -115,7 +107,7 @@ class Reader:
         Yields:
           Start and stop of each window, in order.
         """
-        sample_ids = _as_ids(sample_ids)
+        sample_ids = as_ids(sample_ids)
         check_readable(datasets_by_id, sample_ids)
         budget = self.window_bytes if max_bytes is None else max_bytes
         sizes, guessed = self._sizes(datasets_by_id, sample_ids)
@@ -189,7 +181,7 @@ class Reader:
         return physical.shard(physical_id)
 
     @contextmanager
-    def _fetching(self, datasets_by_id: Mapping[int, Dataset], groups: Sequence[_Group]) -> Any:
+    def _fetching(self, datasets_by_id: Mapping[int, Dataset], groups: Sequence[IdGroup]) -> Any:
         """While a call that needs several copies reads the first, the others are made."""
         shards = [
             self._shard_of(datasets_by_id[group.dataset_id], group.shard_id)
@@ -206,7 +198,7 @@ class Reader:
         finally:
             self.stager.plan(owner, ())
 
-    def _read_group(self, dataset: Dataset, group: _Group) -> Sequence[Any]:
+    def _read_group(self, dataset: Dataset, group: IdGroup) -> Sequence[Any]:
         try:
             physical, shard_id, indices = dataset.locate(group.shard_id, group.indices)
             if physical is dataset:
@@ -246,7 +238,7 @@ class Reader:
         """Bytes of each record, float64, and where in each dataset they are only a mean."""
         sizes = np.zeros(len(sample_ids))
         guessed: dict[int, np.ndarray] = {}
-        groups, inverse = _group(sample_ids)
+        groups, inverse = group_ids(sample_ids)
         # Where each sorted id stands in `sample_ids`.
         place = np.arange(len(sample_ids)) if inverse is None else np.argsort(inverse)
         begin = 0
@@ -332,17 +324,13 @@ def check_readable(
             )
 
 
-def _as_ids(sample_ids: Any) -> np.ndarray:
-    return np.asarray(sample_ids, dtype=np.int64).reshape(-1, 3)
-
-
 def _mean_bytes(dataset: Dataset, shard_id: int) -> float:
     if not dataset.shards:
         return 1024.0  # Nothing is known about what a source returns.
     return dataset.shards[shard_id].size / max(1, int(dataset.shard_counts[shard_id]))
 
 
-def _check_range(dataset: Dataset, group: _Group) -> None:
+def _check_range(dataset: Dataset, group: IdGroup) -> None:
     if not 0 <= group.shard_id < dataset.num_shards:
         raise ValueError(
             f"dataset {dataset.name!r} has {dataset.num_shards} shards; got shard {group.shard_id}."
@@ -353,23 +341,6 @@ def _check_range(dataset: Dataset, group: _Group) -> None:
             raise ValueError(
                 f"{dataset.describe_shard(group.shard_id)} has {count} samples; got index {index}."
             )
-
-
-def _group(sample_ids: np.ndarray) -> tuple[list[_Group], np.ndarray | None]:
-    """Sorts ids by place, cuts them by shard, and says where each id went; None if none moved."""
-    order = np.lexsort((sample_ids[:, 2], sample_ids[:, 1], sample_ids[:, 0]))
-    places = np.arange(len(order))
-    ids, inverse = sample_ids, None
-    if not np.array_equal(order, places):
-        ids, inverse = sample_ids[order], np.empty_like(places)
-        inverse[order] = places
-    cuts = np.flatnonzero(np.any(ids[1:, :2] != ids[:-1, :2], axis=1)) + 1
-    groups = [
-        _Group(int(part[0, 0]), int(part[0, 1]), np.ascontiguousarray(part[:, 2]))
-        for part in np.split(ids, cuts)
-        if len(part)
-    ]
-    return groups, inverse
 
 
 def _make_reader(max_open_files: int, window_bytes: int) -> Reader:

@@ -79,7 +79,7 @@ def fetch_file(
     file: File,
     storage_options: Mapping[str, Any] | None,
     target: str,
-    pool: DaemonThreads | None = None,
+    pool: DaemonThreads,
 ) -> None:
     """Writes a remote file into `target`, which has the full size already.
 
@@ -112,11 +112,7 @@ def fetch_file(
         with open(done_path, "ab", buffering=0) as out:
             out.write(part.to_bytes(4, "little"))  # Appends of 4 bytes are atomic.
 
-    if pool is None:
-        for part in parts:
-            fetch(part)
-    else:
-        _run_all(pool, fetch, parts)
+    _run_all(pool, fetch, parts)
     _check_version(file, storage_options)
 
 
