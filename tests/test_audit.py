@@ -13,6 +13,7 @@ from test_laws import SOURCES, CountSource
 
 import zephon_jax as zx
 from zephon_jax.inspect_state import inspect_states
+from zephon_jax.lane_shell import state_to_dict
 from zephon_jax.recut import RecutSource
 from zephon_jax.saved_states import load_states
 
@@ -252,11 +253,11 @@ def test_bad_input_is_named(tmp_path):
 def test_a_slot_beyond_its_chunk_is_refused():
     """A full chunk is read; more than that no lane has read of it, nor anything past the end."""
     source = SOURCES["passes"]()
-    whole = {**zx.source.state_to_dict(source.init()), "slot": 16}
+    whole = {**state_to_dict(source.init()), "slot": 16}
     assert zx.audit(source, whole).whole_chunks == 1
     with pytest.raises(ValueError, match="slot = 17, and the lane's next chunk has 16 samples"):
         zx.audit(source, {**whole, "slot": 17})
-    ended = zx.source.state_to_dict(state_after_most(source, 10**6, 0, 1))
+    ended = state_to_dict(state_after_most(source, 10**6, 0, 1))
     assert sum(zx.audit(source, ended).samples.values()) == len(source)
     with pytest.raises(ValueError, match="slot = 1, and the lane's next chunk has ended"):
         zx.audit(source, {**ended, "slot": 1})
@@ -265,7 +266,7 @@ def test_a_slot_beyond_its_chunk_is_refused():
 def test_states_that_were_mixed_up_are_refused():
     """By the lane that was saved with a state, the lane it is kept under, and the slot's check."""
     source = SOURCES["passes"]()
-    places = [zx.source.state_to_dict(source.init(lane, 3)) for lane in range(3)]
+    places = [state_to_dict(source.init(lane, 3)) for lane in range(3)]
     lanes = {str(lane): {"pipeline": place} for lane, place in enumerate(places)}
     assert zx.audit(source, {"lanes": lanes}).samples == {"a": 0, "b": 0, "c": 0}
     iterator = iter(zx.LaneIterDataset(mixture([50], chunk_size=10), 0, 1))
@@ -285,7 +286,7 @@ def test_states_that_were_mixed_up_are_refused():
 def test_every_form_of_states_is_read_by_audits_and_inspections(tmp_path):
     source = SOURCES["passes"]()
     states = [state_after(source, 2, lane, 2) for lane in range(2)]
-    places = [zx.source.state_to_dict(state) for state in states]
+    places = [state_to_dict(state) for state in states]
     lanes = {str(lane): [{"deep": place}, 5] for lane, place in enumerate(places)}
     plain = [places, {"a": places}, {"lanes": lanes}, {"lanes": lanes, "num_lanes": 2, "step": 7}]
     forms = [states, [zx.encode_state(states[0]), states[1]], *plain, [plain[2]]]

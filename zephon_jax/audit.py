@@ -29,6 +29,7 @@ from zephon_jax.wording import counted, some
 
 __all__ = ["Audit", "audit"]
 
+_SHOWN = 24  # components listed in a summary
 _MOST_SAMPLES = 1 << 26  # samples of a lane that are looked at one by one
 
 
@@ -86,6 +87,7 @@ class Audit:
     def summary(self) -> str:
         """What has been read, in words."""
         begun = sum(1 for *_, read, _ in self.front if read)
+        more = len(self.samples) - _SHOWN
         return "\n".join([
             f"{counted(len(self.lanes), 'lane')} {'has' if len(self.lanes) == 1 else 'have'} read"
             f" {counted(sum(self.samples.values()), 'sample')}: the first"
@@ -93,8 +95,9 @@ class Audit:
             + (f", and {begun:,} more in whole or in part" if begun else ""),
             *(
                 f"  {name}: {counted(count, 'sample')}{_times(self.seen.get(name))}"
-                for name, count in self.samples.items()
+                for name, count in list(self.samples.items())[:_SHOWN]
             ),
+            *([f"and {counted(more, 'more component')}"] if more > 0 else []),
             *(f"! {note}" for note in self.notes),
         ])  # fmt: skip
 
@@ -229,12 +232,12 @@ def _audited(source: WorkSource, kept: _Kept, config: MixtureReadConfig) -> Audi
     front.sort(key=lambda one: one.number)
     while front and not front[-1].read:
         front.pop()
-    names = list(source.component_ids())
+    names = {name: d for d, name in enumerate(source.component_ids())}
     counts = _counts_before(source, lanes[0], whole, missing)
     ids = [np.zeros((0, 3), dtype=np.int64)]
     for one in front:
         component, read = one.chunk.order(config)
-        place = np.asarray([names.index(name) for name in one.chunk.names])
+        place = np.asarray([names[name] for name in one.chunk.names])
         counts += np.bincount(place[component[: one.read]], minlength=len(names))
         ids.append(read[: one.read])
     front_ids = np.concatenate(ids)

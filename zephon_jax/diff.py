@@ -200,17 +200,22 @@ def _by_samples(
     start: int = 0,
 ) -> OrderDifference:
     """Compares chunks in reading order, sample by sample."""
-    runs = [_named(source, start, config) for source in (first, second)]
+    numbers: dict[str, int] = {}  # of datasets, whose ids may differ between the runs
+    runs = [_numbered(source, start, config, numbers) for source in (first, second)]
+    none = np.zeros((0, 3), dtype=np.int64)
     at = start
-    for at, pair in enumerate(zip_longest(*runs), start):
+    for at, pair in enumerate(zip_longest(*runs, fillvalue=none), start):
         if at >= num_chunks:
             break
-        one, other = (() if names is None else names for names in pair)
-        if list(one) != list(other):
-            slot = next(
-                n for n, (a, b) in enumerate(zip_longest(one, other)) if a != b
-            )  # fmt: skip
-            here = [names[slot] if slot < len(names) else None for names in (one, other)]
+        slot = _first_difference(*pair)
+        if slot is not None:
+            names = list(numbers)
+            here = [
+                SampleName(names[rows[slot, 0]], *rows[slot, 1:].tolist())
+                if slot < len(rows)
+                else None
+                for rows in pair
+            ]
             return OrderDifference(
                 same=False, proven=False, settings=things, num_chunks=at + 1, chunk=at, slot=slot,
                 first=here[0], second=here[1],
@@ -220,13 +225,29 @@ def _by_samples(
     return OrderDifference(same=True, proven=False, settings=things, num_chunks=at)
 
 
-def _named(source: WorkSource, start: int, config: MixtureReadConfig) -> Iterator[list[SampleName]]:
-    """The chunks of the one-lane run from one on, as names of samples in reading order."""
+def _first_difference(one: np.ndarray, other: np.ndarray) -> int | None:
+    """The first row in which two arrays differ, or the end of one of them."""
+    size = min(len(one), len(other))
+    differs = np.flatnonzero((one[:size] != other[:size]).any(axis=1))
+    if differs.size:
+        return int(differs[0])
+    return None if len(one) == len(other) else size
+
+
+def _numbered(
+    source: WorkSource, start: int, config: MixtureReadConfig, numbers: dict[str, int]
+) -> Iterator[np.ndarray]:
+    """The chunks of the one-lane run from one on, in reading order: int64 (n, 3).
+
+    Dataset ids give way to numbers of the datasets' names.
+    """
     names = {d: getattr(one, "name", str(d)) for d, one in source.datasets_by_id.items()}
     state = source.seek(start)
     while True:
         chunk, state = source.next_chunk(state)
         if chunk is None:
             return
-        rows = chunk.order(config)[1].tolist()
-        yield [SampleName(names.get(d, str(d)), shard, index) for d, shard, index in rows]
+        rows = chunk.order(config)[1]
+        ids, place = np.unique(rows[:, 0], return_inverse=True)
+        known = [numbers.setdefault(names.get(d, str(d)), len(numbers)) for d in ids.tolist()]
+        yield np.column_stack([np.asarray(known, dtype=np.int64)[place], rows[:, 1:]])

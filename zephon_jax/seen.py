@@ -33,9 +33,9 @@ def seen_by(
     if not isinstance(source, StaticMixtureWorkSource):
         return _by_looking(source, whole, front, front_ids)
     drawn, totals = source.eras.seek(whole).drawn, source.eras.rules.totals
-    found = {}
+    found, parts = {}, [chunk.components for chunk in front]
     for d, name in enumerate(source.component_ids()):
-        ahead = np.concatenate([np.zeros((0, 3), np.int64), *(c.components[name] for c in front)])
+        ahead = np.concatenate([np.zeros((0, 3), np.int64), *(part[name] for part in parts)])
         read = front_ids[front_ids[:, 0] == d]
         found[name] = _of_dataset(int(drawn[d]), int(totals[d]), ahead, read)
     return found
