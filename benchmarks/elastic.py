@@ -11,17 +11,14 @@ that a slow moment of the machine falls on both; the medians are compared.
 from __future__ import annotations
 
 import argparse
-import functools
-import json
-import statistics
 import tempfile
 import time
 import warnings
-from typing import NamedTuple
 
 import grain
 import jax
 import numpy as np
+from common import Table
 
 import zephon_jax as zx
 from zephon_jax.checkpoint import to_files
@@ -87,28 +84,20 @@ def seconds(iterator, steps):
 
 
 def overhead(lanes, rows, rounds, steps, **settings):
-    """Time of the elastic layer over that of the bare pipelines, by the clock and of the processor.
+    """Seconds of the bare pipelines and of the elastic layer, round by round.
 
-    And both in rows a second. Other work on the machine disturbs the processor's time less.
+    By the clock and of the processor, which other work on the machine disturbs less.
     """
     source = make_source(200_000)
     bare, elastic = bare_steps(source, lanes, rows), elastic_of(source, lanes, rows, **settings)
     seconds(bare, 3), seconds(elastic, 3)
-    took = {"bare": [], "elastic": []}
-    for _ in range(rounds):
-        took["bare"].append(seconds(bare, steps))
-        took["elastic"].append(seconds(elastic, steps))
+    took = [(seconds(bare, steps), seconds(elastic, steps)) for _ in range(rounds)]
     elastic.close()
-    clock, busy = (
-        {name: statistics.median(pair[n] for pair in pairs) for name, pairs in took.items()}
-        for n in range(2)
-    )
-    rates = {name: lanes * rows * steps / time for name, time in clock.items()}
-    return [100 * (t["elastic"] / t["bare"] - 1) for t in (clock, busy)], rates
+    return took
 
 
 def waiting(lanes, rows, steps, step_seconds, **settings):
-    """Share of a step that is spent waiting for data."""
+    """Seconds that each step waits for data."""
     iterator = elastic_of(make_source(200_000), lanes, rows, **settings)
     next(iterator)
     waits = []
@@ -118,7 +107,7 @@ def waiting(lanes, rows, steps, step_seconds, **settings):
         next(iterator)
         waits.append(time.perf_counter() - start)
     iterator.close()
-    return statistics.mean(waits) / step_seconds, max(waits)
+    return waits
 
 
 MIXTURES = {
@@ -181,7 +170,7 @@ def bytes_a_lane(make, lengths, lanes=64):
 
 
 def restore_seconds(rounds, lanes=8, steps=(10, 100_000)):
-    """Median seconds of a restore with its first batch, at an early and a late step."""
+    """Seconds of restores with their first batch, at an early and a late step."""
     took = {step: [] for step in steps}
     with tempfile.TemporaryDirectory() as folder:
         iterator = elastic_of(make_source(200_000), lanes, 1)
@@ -197,26 +186,7 @@ def restore_seconds(rounds, lanes=8, steps=(10, 100_000)):
                 next(iterator)
                 took[step].append(time.perf_counter() - start)
                 iterator.close()
-    return [statistics.median(took[step]) for step in steps]
-
-
-class Row(NamedTuple):
-    """One figure."""
-
-    what: str
-    value: float
-    unit: str
-    goal: str
-    met: bool | None  # None where there is no goal
-
-
-def say(rows, what, value, unit, most=None):
-    """Keeps a figure and prints it."""
-    goal = "" if most is None else f"at most {most:g}"
-    row = Row(what, round(value, 4), unit, goal, None if most is None else bool(value <= most))
-    rows.append(row)
-    met = {True: "met", False: "NOT MET", None: ""}[row.met]
-    print(f"{what:66s} {row.value:12,.4g} {unit:8s} {goal:14s} {met}", flush=True)
+    return [took[step] for step in steps]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -230,31 +200,37 @@ def main(argv: list[str] | None = None) -> None:
     arguments.add_argument("--workers", type=int, default=0)
     arguments.add_argument("--threads", type=int, default=1)
     given = arguments.parse_args(argv)
+    table = Table()
+    add_speed(table, given)
+    for what, off in batches(given.quick):
+        table.add(f"64 lanes: worst batch, {what}", [off], "rows", most=1.5)
+    table.add("checkpoint: map", [bytes_a_lane(pipeline, "schedule")], "B/lane", most=1024)
+    packs = [bytes_a_lane(packed, "unknown")]
+    table.add("checkpoint: concat-then-split", packs, "B/lane", most=1024)
+    early, late = restore_seconds(3 if given.quick else max(7, given.rounds))
+    table.add("restore and first batch at step 10", [1e3 * one for one in early], "ms")
+    ratios = [a / b for a, b in zip(late, early, strict=True)]
+    table.add("the same at step 100,000 over that", ratios, "x", most=1.5)
+    table.write(given.json)
+
+
+def add_speed(table, given):
+    """What the layer costs, and what a step waits for."""
     rounds, steps = (2, 10) if given.quick else (given.rounds, 40)
     how = {"num_workers": given.workers, "num_threads": given.threads}
-    rows: list[Row] = []
-    put = functools.partial(say, rows)
     name = f"{given.lanes} lanes x {given.rows} rows"
-    over, rates = overhead(given.lanes, given.rows, rounds, steps, **how)
-    put(f"{name}: bare pipelines", rates["bare"], "rows/s")
-    put(f"{name}: elastic", rates["elastic"], "rows/s")
-    put(f"{name}: overhead by the clock", over[0], "%", 10)
-    put(f"{name}: overhead in processor time", over[1], "%", 10)
-    share, worst = waiting(
-        given.lanes, given.rows, 20 if given.quick else 200, given.step_seconds, **how
-    )
-    put(f"{name}: data wait in a step of {1e3 * given.step_seconds:g} ms", 100 * share, "%", 1)
-    put(f"{name}: longest data wait", 1e3 * worst, "ms")
-    for what, off in batches(given.quick):
-        put(f"64 lanes: worst batch, {what}", off, "rows", 1.5)
-    put("checkpoint: map", bytes_a_lane(pipeline, "schedule"), "B/lane", 1024)
-    put("checkpoint: concat-then-split", bytes_a_lane(packed, "unknown"), "B/lane")
-    early, late = restore_seconds(3 if given.quick else max(7, given.rounds))
-    put("restore and first batch at step 10", 1e3 * early, "ms")
-    put("the same at step 100,000 over that", late / early, "x", 1.5)
-    if given.json:
-        with open(given.json, "w") as file:
-            json.dump([row._asdict() for row in rows], file, indent=2)
+    took = overhead(given.lanes, given.rows, rounds, steps, **how)
+    rows = given.lanes * given.rows * steps
+    table.add(f"{name}: bare pipelines", [rows / bare[0] for bare, _ in took], "rows/s")
+    table.add(f"{name}: elastic", [rows / elastic[0] for _, elastic in took], "rows/s")
+    for n, what in enumerate(("by the clock", "in processor time")):
+        more = [100 * (elastic[n] / bare[n] - 1) for bare, elastic in took]
+        table.add(f"{name}: overhead {what}", more, "%", most=10)
+    waits = waiting(given.lanes, given.rows, 20 if given.quick else 200, given.step_seconds, **how)
+    shares = [100 * wait / given.step_seconds for wait in waits]
+    table.add(f"{name}: data wait in a step of {1e3 * given.step_seconds:g} ms",
+              [sum(shares) / len(shares)], "%", most=1)  # fmt: skip
+    table.add(f"{name}: longest data wait", [1e3 * max(waits)], "ms")
 
 
 if __name__ == "__main__":

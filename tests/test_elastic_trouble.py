@@ -135,7 +135,7 @@ def test_a_program_that_ends_in_the_middle_ends():
     code = (
         "import sys, time; sys.path.insert(0, 'tests')\n"
         "from test_elastic import hosts, readable, rows\n"
-        "from zephon_jax import elastic_run; elastic_run._SECONDS_AT_EXIT = 0.5\n"
+        "from zephon_jax import steps_ahead; steps_ahead._SECONDS_AT_EXIT = 0.5\n"
         "if __name__ == '__main__':\n"
         "    going = iter(hosts(readable(), 4, rows, 1)[0]); next(going)\n"
         "    slow = lambda lane: lane.map(lambda e: time.sleep(1000))\n"

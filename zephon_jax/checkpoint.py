@@ -7,7 +7,6 @@ all. Which hosts wrote it plays no part in reading it.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from zephon_jax.checkpoint_folder import (
     write_manifest,
 )
 from zephon_jax.elastic_run import PipelineChanged
-from zephon_jax.lane_files import LANES, from_files, to_files, unwrap
+from zephon_jax.lane_files import LANES, digest_of, from_files, to_files, unwrap
 from zephon_jax.meeting import meet
 
 __all__ = [
@@ -171,8 +170,9 @@ def _meet(
     what = f"the {('lanes', 'manifest')[turn]} of step {step} in {directory}"
     if gather is not None:
         return gather(what, text, timeout)
-    place = f"save/{hashlib.blake2b(directory.encode(), digest_size=8).hexdigest()}"
-    return meet(place, None if step is None else (step, turn), what, text, timeout)
+    return meet(
+        f"save/{digest_of(directory)}", None if step is None else (step, turn), what, text, timeout
+    )
 
 
 def _check_reports(reports: Sequence[Mapping[str, Any]], step: int | None, num_lanes: int) -> None:

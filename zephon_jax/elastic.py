@@ -19,6 +19,7 @@ from zephon_jax.keys import digest_words
 from zephon_jax.lane_rows import LaneError, LanePlan, LaneRows
 from zephon_jax.lengths import ENDLESS, check_even, lane_lengths
 from zephon_jax.reading import MixtureReadConfig
+from zephon_jax.row_sharding import row_sharding
 from zephon_jax.source import WorkSource, check_source
 
 __all__ = ["ElasticIterDataset", "ElasticIterator", "LaneError"]
@@ -273,19 +274,16 @@ def _plain_lanes(num_lanes: int, process_index: Any, process_count: Any) -> tupl
 
 def _owners(sharding: Any, num_lanes: int) -> list[set[int]]:
     """The processes whose devices hold each lane's rows."""
-    from jax.sharding import NamedSharding, PartitionSpec
+    from jax.sharding import NamedSharding
 
     if not isinstance(sharding, NamedSharding):
         raise TypeError(f"sharding must be a NamedSharding; got {type(sharding).__name__}.")
-    first = sharding.spec[0] if len(sharding.spec) else None
-    names = () if first is None else (first,) if isinstance(first, str) else first
-    parts = int(np.prod([sharding.mesh.shape[name] for name in names], dtype=np.int64))
-    if num_lanes % parts:
+    by_rows, names, num_parts = row_sharding(sharding)
+    if num_lanes % num_parts:
         raise ValueError(
-            f"num_lanes must be a multiple of the {parts} parts that {names} cut the batch into;"
-            f" got {num_lanes}."
+            f"num_lanes must be a multiple of the {num_parts} parts that {names} cut the batch"
+            f" into; got {num_lanes}."
         )
-    by_rows = NamedSharding(sharding.mesh, PartitionSpec(first))
     owners: list[set[int]] = [set() for _ in range(num_lanes)]
     for device, (rows,) in by_rows.devices_indices_map((num_lanes,)).items():
         for lane in range(*rows.indices(num_lanes)):

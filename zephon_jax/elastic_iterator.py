@@ -12,7 +12,6 @@ from zephon_jax._xp import as_int
 from zephon_jax.elastic_run import (
     Engine,
     Place,
-    Run,
     Step,
     ThreadEngine,
     constant_rows,
@@ -23,6 +22,7 @@ from zephon_jax.lane_files import load_files, to_files, write_files
 from zephon_jax.lane_rows import LaneRows, Part
 from zephon_jax.lane_workers import ProcessEngine
 from zephon_jax.rows import Columns
+from zephon_jax.steps_ahead import Run
 
 if TYPE_CHECKING:
     from zephon_jax.elastic import ElasticIterDataset

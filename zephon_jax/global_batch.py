@@ -10,6 +10,7 @@ import numpy as np
 
 from zephon_jax.elastic import ElasticIterator
 from zephon_jax.lane_files import load_files, to_files, write_files
+from zephon_jax.row_sharding import row_sharding
 
 __all__ = ["GlobalBatches", "all_hosts", "in_step", "to_global"]
 
@@ -69,15 +70,9 @@ def to_global(batch: Any, sharding: Any, *, host_only: Sequence[str] = _HOST_ONL
 
 def _share_of_rows(sharding: Any) -> tuple[int, int]:
     """Parts that the first axis is cut into, and how many of them this host holds."""
-    import jax
-
-    spec = sharding.spec
-    first = spec[0] if len(spec) else None
-    names = () if first is None else (first,) if isinstance(first, str) else first
-    parts = int(np.prod([sharding.mesh.shape[name] for name in names], dtype=np.int64))
-    by_rows = jax.sharding.NamedSharding(sharding.mesh, jax.sharding.PartitionSpec(first))
-    held = by_rows.addressable_devices_indices_map((parts,)).values()
-    return parts, len({index[0].start for index in held if index is not None})
+    by_rows, _, num_parts = row_sharding(sharding)
+    held = by_rows.addressable_devices_indices_map((num_parts,)).values()
+    return num_parts, len({index[0].start for index in held if index is not None})
 
 
 def _check_fits(name: str, array: np.ndarray) -> None:

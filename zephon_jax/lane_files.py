@@ -15,6 +15,7 @@ __all__ = [
     "LANES",
     "SHARED",
     "check_alike",
+    "digest_of",
     "from_files",
     "lane_files",
     "load_files",
@@ -32,14 +33,15 @@ def _canonical(body: Any) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
+    """A short digest of a text."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def wrap(kind: str, body: Mapping[str, Any]) -> bytes:
     """A file of a kind: a body in JSON behind its checksum."""
     text = _canonical({"format": kind, **body})
-    return f'{{"checksum":"{_digest(text)}","body":{text}}}\n'.encode()
+    return f'{{"checksum":"{digest_of(text)}","body":{text}}}\n'.encode()
 
 
 def unwrap(kind: str, name: str, data: bytes) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def unwrap(kind: str, name: str, data: bytes) -> dict[str, Any]:
     try:
         wrapped = json.loads(data)
         body = wrapped["body"]
-        whole = wrapped["checksum"] == _digest(_canonical(body)) and body["format"] == kind
+        whole = wrapped["checksum"] == digest_of(_canonical(body)) and body["format"] == kind
     except (ValueError, TypeError, KeyError):
         whole, body = False, {}
     if not whole:
@@ -91,7 +93,7 @@ def to_files(state: Mapping[str, Any], lanes: Iterable[int] | None = None) -> di
     body = {name: state[name] for name in SHARED}
     body["lanes"] = {str(lane): state["lanes"][str(lane)] for lane in chosen}
     data = wrap(LANES, body)
-    return {f"lanes-{chosen[0]:06d}-{_digest(data.decode())}.json": data}
+    return {f"lanes-{chosen[0]:06d}-{digest_of(data.decode())}.json": data}
 
 
 def from_files(files: Mapping[str, bytes], lanes: Iterable[int] | None = None) -> dict[str, Any]:

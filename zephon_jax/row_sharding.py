@@ -1,0 +1,35 @@
+"""How a sharding cuts the rows of a batch, whatever it does with the other axes."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["RowSharding", "row_sharding"]
+
+
+class RowSharding(NamedTuple):
+    """The first axis of a batch on a mesh."""
+
+    sharding: Any  # NamedSharding of that axis alone
+    names: tuple[str, ...]  # axes of the mesh that cut it
+    num_parts: int  # parts that they cut it into
+
+
+def row_sharding(sharding: Any) -> RowSharding:
+    """The part of a `jax.sharding.NamedSharding` that is about the first axis.
+
+    Example:
+      >>> import jax
+      >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+      >>> spec = jax.sharding.PartitionSpec(("data", "model"), None)
+      >>> row_sharding(jax.sharding.NamedSharding(mesh, spec)).names
+      ('data', 'model')
+    """
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    first = sharding.spec[0] if len(sharding.spec) else None
+    names = () if first is None else (first,) if isinstance(first, str) else tuple(first)
+    parts = int(np.prod([sharding.mesh.shape[name] for name in names], dtype=np.int64))
+    return RowSharding(NamedSharding(sharding.mesh, PartitionSpec(first)), names, parts)
