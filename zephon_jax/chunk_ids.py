@@ -84,7 +84,7 @@ class ChunkIds:
         with self._lock.get():
             found = self._found.pop(here, None)
             goes_on = self._following.pop(lane, None) == here
-            num_lanes = len(self._following) + 1
+            num_here = len(self._following) + 1
         if (
             found is not None
             and np.array_equal(found.drawn, position.drawn)
@@ -92,12 +92,7 @@ class ChunkIds:
         ):
             self._follow(lane, next_chunk(here), {})
             return found.ids
-        num = min(
-            _MOST_CHUNKS,
-            (TOGETHER if lane[1] == 1 else _TOGETHER_APART) // self._chunk_size,
-            _MAX_KEPT // (num_lanes * self._chunk_size),
-            _QUOTAS // quotas.size,
-        )
+        num = self._num_together(quotas.size, lane[1], num_here)
         allocation = position.era.allocation
         if not goes_on or num < 2 or allocation is None or not allocation.closed:
             self._follow(lane, next_chunk(here), {})
@@ -114,6 +109,15 @@ class ChunkIds:
         ahead = {chunk: _Found(*row) for chunk, *row in rows}
         self._follow(lane, chunks[1], ahead)
         return parts[0]
+
+    def _num_together(self, num_components: int, num_lanes: int, num_here: int) -> int:
+        """Chunks to find at once for a lane of so many, of which so many are in this process."""
+        return min(
+            _MOST_CHUNKS,
+            (TOGETHER if num_lanes == 1 else _TOGETHER_APART) // self._chunk_size,
+            _MAX_KEPT // (num_here * self._chunk_size),
+            _QUOTAS // num_components,
+        )
 
     def _follow(
         self, lane: tuple[int, int, int], next_chunk: int, ahead: dict[int, _Found]

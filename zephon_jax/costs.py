@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax.cursor import Cursor, make_tables, shard_order
+from zephon_jax.cursor import Cursor, make_tables, shard_order, starts_of
 
 __all__ = ["PIECES", "Draw", "Pieces", "RunningCost", "UnitCost", "shared"]
 
@@ -124,7 +124,7 @@ class RunningCost:
         if known is not None:
             return known
         shard, starts = shard_order(self._cursor, name)
-        sums = np.concatenate([[0], np.cumsum(self._costs[shard])])
+        sums = starts_of(self._costs[shard])
         table = _Table(np.ascontiguousarray(starts).data, sums.data)
         # One assignment, so that another thread sees the old cache or the new one.
         self._tables = {**dict(list(self._tables.items())[1 - _KEPT_PASSES :]), name: table}
@@ -233,7 +233,7 @@ class RunningCost:
         (table,) = make_tables([(cursor, first, last) if shuffled else (cursor, 0, 0)])
         shard = np.arange(cursor.counts.size) if table.shard is None else table.shard
         shard = shard if shuffled else np.tile(shard, last - first + 1)
-        return _ends(cursor.counts[shard]), _ends(self._costs[shard])
+        return starts_of(cursor.counts[shard]), starts_of(self._costs[shard])
 
     def spent(self, draws: np.ndarray) -> np.ndarray:
         """Cost of the draws from the first of some numbers up to each: int64 (n,), ascending."""
@@ -256,11 +256,6 @@ class RunningCost:
             pass_index * self._total + piece.before + spent,
             cost,
         )
-
-
-def _ends(sizes: np.ndarray) -> np.ndarray:
-    """What lies before each of some pieces, and before the end: int64 (n + 1,)."""
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
 
 
 def _around(ends: np.ndarray, start: int, stop: int) -> slice:

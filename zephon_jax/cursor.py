@@ -17,7 +17,15 @@ import numpy as np
 from zephon_jax.keys import digest_words, fold
 from zephon_jax.permutation import make_grids, permute_rows
 
-__all__ = ["Cursor", "Table", "block_size", "make_cursor", "make_tables", "shard_order"]
+__all__ = [
+    "Cursor",
+    "Table",
+    "block_size",
+    "make_cursor",
+    "make_tables",
+    "shard_order",
+    "starts_of",
+]
 
 _LEVELS = ("shards", "within", "blocks", "global")
 _KEPT_PASSES = 2  # shard orders kept for each dataset: this pass and the next
@@ -87,7 +95,7 @@ def make_cursor(
     filled = counts > 0
     cursor.filled = None if filled.all() else np.flatnonzero(filled)
     cursor.counts = counts if cursor.filled is None else counts[cursor.filled]
-    cursor.starts = _starts(cursor.counts)
+    cursor.starts = starts_of(cursor.counts)
     cursor.total = int(cursor.starts[-1])
     cursor.block = block_size(shuffle_block_size, cursor.counts)
     cursor.global_ = shuffle_block_size == "global"
@@ -102,7 +110,8 @@ def make_cursor(
     return cursor
 
 
-def _starts(counts: np.ndarray) -> np.ndarray:
+def starts_of(counts: np.ndarray) -> np.ndarray:
+    """What lies before each of some parts, and before the end: int64 (n + 1,)."""
     starts = np.zeros(counts.size + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
@@ -165,7 +174,7 @@ def _make_table(cursor: Cursor, first: int, last: int, shard: np.ndarray | None)
         if first == last:
             return Table(first, last, None, cursor.starts)
         shard = np.tile(np.arange(cursor.counts.size), last - first + 1)
-    return Table(first, last, shard, _starts(cursor.counts[shard]))
+    return Table(first, last, shard, starts_of(cursor.counts[shard]))
 
 
 def shard_order(cursor: Cursor, pass_index: int) -> tuple[np.ndarray, np.ndarray]:

@@ -126,14 +126,15 @@ def attempt(
     if _forked or _failed or isinstance(threading.current_thread(), threading._DummyThread):
         return None
     try:
-        if name not in _compiled:
+        future = _compiled.get(name)
+        if future is None:
             reason = why_not()
             if reason is not None:
                 raise RuntimeError(reason)
-            _compiled[name] = _compiler().submit(_compile, function, args)
-        if not (wait or _compiled[name].done()):
+            future = _compiled[name] = _compiler().submit(_compile, function, args)
+        if not (wait or future.done()):
             return None
-        return work(_compiled[name].result())
+        return work(future.result())
     except Exception as error:
         _give_up(error)
         return None

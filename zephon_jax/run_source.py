@@ -17,7 +17,7 @@ from zephon_jax.knobs import Knobs
 from zephon_jax.locate import Dealing, places_of
 from zephon_jax.mixture_run import MixtureRun
 from zephon_jax.places import Place
-from zephon_jax.positions import MAX_SAMPLES
+from zephon_jax.positions import FAR, MAX_SAMPLES
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.source import WorkSource
 from zephon_jax.state import MixtureState
@@ -74,7 +74,7 @@ class RunSource(WorkSource):
         """All chunks of the run, one entry for each set of datasets that draw together."""
         found = []
         for span in self.eras.spans():
-            endless = span.num_samples >= MAX_SAMPLES
+            endless = span.num_samples == FAR
             counts = (None, None) if endless else (span.num_chunks, span.num_samples)
             found.append(ChunkSpan(span.start.chunk_index, *counts))
         return tuple(found)
