@@ -231,6 +231,10 @@ def test_a_run_that_was_cut_anew(name, config):
         assert cut.locate(sample, 3, origin=2, read_config=config) == places
     with pytest.raises(ValueError, match="the run was cut at chunk 2; got origin = 4"):
         cut.locate(sample, 3, origin=4)
+    endless = RecutSource(mixture([10], chunk_size=5, exhausted_policy="repeat"), 2, 3)
+    with pytest.raises(ValueError, match="never ends: say how far to look with up_to_chunk="):
+        endless.locate((0, 0, 1), 3)
+    assert next(endless.places_of((0, 0, 1), 3)).chunk in (2, 3)
     with pytest.raises(ValueError, match="is not cut anew in mid-run: origin must be 0; got 2"):
         CountSource().locate((0, 0, 3), origin=2)
 

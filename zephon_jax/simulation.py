@@ -100,11 +100,6 @@ class Simulation:
         return self.amounts / np.where(total > 0, total, 1)
 
     @property
-    def lane_shares(self) -> np.ndarray:
-        """Share of each component in each lane's samples: float64 (L, k)."""
-        return self.lane_draws / np.maximum(1, self.lane_draws.sum(axis=1, keepdims=True))
-
-    @property
     def target_shares(self) -> np.ndarray:
         """Target share of each component at each row's first chunk: float64 (R, k)."""
         if not len(self.chunk):
