@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import zephon_jax as zx
 
 
@@ -47,3 +49,11 @@ def samples_of(chunks):
 def draws(chunks, num_components):
     """Samples of each component, in all."""
     return [sum(int(chunk.counts[d]) for chunk in chunks) for d in range(num_components)]
+
+
+def wait_until(true, seconds=30):
+    """Waits for a condition that threads or other processes bring about."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)

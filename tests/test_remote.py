@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import s3fs
 from array_record.python.array_record_module import ArrayRecordWriter
+from helpers import wait_until
 from s3_server import S3Server
 
 import zephon_jax as zx
@@ -233,13 +234,6 @@ def test_object_that_changed(server, bucket, stager, num_lines):
     reader = Reader(stager=stager)
     with pytest.raises(ValueError, match=r"'far', shard 0 .*0.jsonl.*changed since"):
         reader.read({0: dataset}, ids((0, 1)))
-
-
-def wait_until(true, seconds=20):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_look_ahead(server, bucket, tmp_path):

@@ -1,19 +1,13 @@
 """Copies that are made ahead of need: which comes next, and what finding it costs."""
 
 import gzip
-import time
+
+from helpers import wait_until
 
 from zephon_jax.cache import Entry
 from zephon_jax.catalog import Dataset
 from zephon_jax.look_ahead import _Plan
 from zephon_jax.staging import Stager
-
-
-def wait_until(true, seconds=30):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_nearest_missing_copy_is_first():
