@@ -129,7 +129,7 @@ def test_missing_lanes_are_not_counted():
     states = [state_after(source, 4, lane, 4) for lane in (0, 1, 3)]
     audit = zx.audit(source, states)
     assert audit.missing == (2,)
-    assert any("no state of lanes 2 of 4" in note for note in audit.notes)
+    assert any("no state of lane 2 of 4" in note for note in audit.notes)
     read = sum((read_of_lane(source, lane, 4, 4) for lane in (0, 1, 3)), Counter())
     assert sum(audit.samples.values()) == read.total()
     with pytest.raises(ValueError, match=r"what lanes \[2\] have read is not known"):

@@ -195,8 +195,8 @@ def _newest(found: Sequence[LaneProgress]) -> _Kept:
         kept.missing.sort()
         since = f" since chunk {origin:,}" if origin else ""
         kept.notes.append(
-            f"there is no state of lanes {some(kept.missing)} of {kinds[0]}: what they have"
-            f" read{since} is not counted."
+            f"there is no state of {'lane' if len(kept.missing) == 1 else 'lanes'}"
+            f" {some(kept.missing)} of {kinds[0]}: what was read there{since} is not counted."
         )
     return kept
 

@@ -12,6 +12,7 @@ import numpy as np
 from zephon_jax._xp import as_int
 from zephon_jax.chunk import SampleId, WorkChunk
 from zephon_jax.reading import MixtureReadConfig
+from zephon_jax.wording import counted
 
 __all__ = ["Place", "as_list", "check_sample_id", "search"]
 
@@ -54,12 +55,13 @@ def check_sample_id(sample_id: Any, datasets: Mapping[int, Any]) -> SampleId:
     counts = np.asarray(dataset.shard_counts)
     if found.shard_id >= len(counts):
         raise ValueError(
-            f"dataset {dataset.name!r} has {len(counts)} shards; got shard_id = {found.shard_id}."
+            f"dataset {dataset.name!r} has {counted(len(counts), 'shard')}; got shard_id ="
+            f" {found.shard_id}."
         )
     if found.sample_index >= counts[found.shard_id]:
         raise ValueError(
-            f"dataset {dataset.name!r} has {counts[found.shard_id]} samples in shard"
-            f" {found.shard_id}; got sample_index = {found.sample_index}."
+            f"dataset {dataset.name!r} has {counted(int(counts[found.shard_id]), 'sample')} in"
+            f" shard {found.shard_id}; got sample_index = {found.sample_index}."
         )
     return found
 
