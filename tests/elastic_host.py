@@ -333,53 +333,34 @@ def run_copies(plan):
         assert sorted(later[::2].ravel().tolist()) == list(range(40, 48))
 
 
+def refused(kind, match, *saving, timeout=60.0):
+    with pytest.raises(kind, match=match):
+        zx.save_checkpoint(*saving, timeout=timeout)
+
+
 def run_absent(plan):
     """Hosts that leave out a save, are apart, or come late: it costs that save and no other."""
-    from jax.experimental import multihost_utils
-
     me, last = plan["process"], plan["count"] - 1
     sharding, folder = meshes()["data"], f"{plan['folder']}/absent by {plan['count']}"
     iterator = iter(elastic(*PIPELINES["map"], sharding))
     next(iterator)
-
-    def save(step, timeout=60.0):
-        zx.save_checkpoint(folder, iterator, step, timeout=timeout)
-
-    def refused(kind, match, step, timeout=60.0):
-        with pytest.raises(kind, match=match):
-            save(step, timeout)
-
-    def together(name):
-        multihost_utils.sync_global_devices(name)
-
+    saving = folder, iterator
     if me == 0:
         everybody = ", ".join(str(process) for process in range(1, last + 1))
-        refused(TimeoutError, rf"\[{everybody}\] did not come to the lanes of step 1 in", 1, 0.3)
+        match = rf"\[{everybody}\] did not come to the lanes of step 1 in"
+        refused(TimeoutError, match, *saving, 1, timeout=0.3)
     together("others stayed away")
-    save(2)
+    zx.save_checkpoint(*saving, 2)
     if me != last:
-        refused(TimeoutError, rf"processes \[.*{last}\] did not come to the lanes of step 3", 3, 1)
+        match = rf"processes \[.*{last}\] did not come to the lanes of step 3"
+        refused(TimeoutError, match, *saving, 3, timeout=1)
     together("the last stayed away")
-    save(4)
+    zx.save_checkpoint(*saving, 4)
     if me != 0:
-        refused(TimeoutError, r"processes \[0.*\] did not come to the lanes of step 5 in", 5, 1)
+        match = r"processes \[0.*\] did not come to the lanes of step 5 in"
+        refused(TimeoutError, match, *saving, 5, timeout=1)
     together("the first stayed away")
-    start = time.monotonic()
-    if me == 0:
-        refused(RuntimeError, r"processes \[.*\] left out the lanes of step 6 in .* of step 7", 6)
-    save(7)
-    if me == last:
-        refused(RuntimeError, r"processes \[0\] left out the lanes of step 8 in .* of step 9", 8)
-    save(9)
-    assert time.monotonic() - start < 30  # at once, not after the limit
-    if me != last:
-        refused(TimeoutError, rf"processes \[.*{last}\] did not come", 10, 1)
-    together("most have given up")
-    if me == last:
-        refused(TimeoutError, r"processes \[0.*\] had given up", 10, 0.3)
-    together("all have given up")
-    for _ in range(2):
-        save(10)
+    check_apart(me, last, saving)
     saved = sorted(path.parent.name for path in pathlib.Path(folder).glob("*/manifest.json"))
     assert saved == [f"step_{step:010d}" for step in (2, 4, 7, 9, 10)]
     assert zx.restore_checkpoint(folder, iterator) == 10
@@ -388,6 +369,34 @@ def run_absent(plan):
     left = _compat.distributed_hosts().client.key_value_dir_get("zephon_jax")
     places = {tuple(key.split("/")[:3]) for key, _ in left}
     assert len(left) <= 8 + 2 * plan["count"] * len(places)  # they do not pile up
+
+
+def check_apart(me, last, saving):
+    """Hosts that are at other steps hear it at once; those that come too late, what they missed."""
+    start = time.monotonic()
+    if me == 0:
+        match = r"processes \[.*\] left out the lanes of step 6 in .* of step 7"
+        refused(RuntimeError, match, *saving, 6)
+    zx.save_checkpoint(*saving, 7)
+    if me == last:
+        match = r"processes \[0\] left out the lanes of step 8 in .* of step 9"
+        refused(RuntimeError, match, *saving, 8)
+    zx.save_checkpoint(*saving, 9)
+    assert time.monotonic() - start < 30  # not after the limit
+    if me != last:
+        refused(TimeoutError, rf"processes \[.*{last}\] did not come", *saving, 10, timeout=1)
+    together("most have given up")
+    if me == last:
+        refused(TimeoutError, r"processes \[0.*\] had given up", *saving, 10, timeout=0.3)
+    together("all have given up")
+    for _ in range(2):
+        zx.save_checkpoint(*saving, 10)
+
+
+def together(name):
+    from jax.experimental import multihost_utils
+
+    multihost_utils.sync_global_devices(name)
 
 
 def run_skips(plan):

@@ -413,6 +413,9 @@ def test_two_manifests(tmp_path):
     (folder / "manifest (1).json").unlink()
     shutil.copytree(folder, tmp_path / "step_3")
     refused(folder, "two checkpoints of step 3")
+    [iterator] = advanced(hosts(readable(), 4, rows, 1), 2)
+    with pytest.warns(UserWarning, match=r"steps \[3, 3\] in .* abandoned since step 2"):
+        zx.save_checkpoint(tmp_path, iterator)  # what lies about does not keep a run from saving
 
 
 def test_a_file_of_another_run_or_step(tmp_path):

@@ -122,10 +122,10 @@ def save_checkpoint(
     if failed:
         raise RuntimeError(failed[0])
     if part.later:
+        steps = sorted(part.later.values())
         warnings.warn(
-            f"the run went back: the checkpoints of steps {sorted(part.later)} in {directory} are"
-            f" abandoned since step {part.step} was saved, and restored only where step= asks for"
-            " one.",
+            f"the run went back: the checkpoints of steps {steps} in {directory} are abandoned"
+            f" since step {part.step} was saved, and restored only where step= asks for one.",
             stacklevel=2,
         )
     return part.folder
@@ -137,7 +137,7 @@ class _Part(NamedTuple):
     step: int | None  # None where it could not be told
     folder: str
     state: Mapping[str, Any]
-    later: Mapping[int, str]  # folders of steps that are abandoned by this one
+    later: Mapping[str, int]  # folders of checkpoints that this one abandons, and their steps
     report: dict[str, Any]  # what the other hosts are told
 
 
@@ -201,7 +201,7 @@ def _finish(
     done = f"step {part.step} was not saved"
     try:
         lanes = {name: held for report in reports for name, held in report["files"].items()}
-        abandon(fs, part.later.values(), part.step)  # first: else they would be the newest
+        abandon(fs, part.later, part.step)  # first: else they would be the newest
         write_manifest(fs, part.folder, part.state, lanes)
         done = f"step {part.step} was saved, but older checkpoints could not be removed"
         if keep is not None:

@@ -61,21 +61,30 @@ def write_file(fs: Any, path: str, data: bytes) -> None:
     os.replace(beside, path)
 
 
-def _folders(fs: Any, root: str) -> dict[int, str]:
-    """Folders by step, whether complete or not."""
+def _entries(fs: Any, root: str) -> list[tuple[int, str]]:
+    """Steps and their folders, whether complete or not."""
     try:
         fs.invalidate_cache()
-        entries = fs.ls(root.rstrip("/"), detail=False)
+        entries = sorted(entry.rstrip("/") for entry in fs.ls(root.rstrip("/"), detail=False))
     except FileNotFoundError:
-        return {}
-    found = {}
-    for entry in sorted(entries):
-        name = re.fullmatch(r"step_(\d+)", entry.rstrip("/").rsplit("/", 1)[-1])
-        if name and int(name[1]) in found:
-            raise ValueError(f"two checkpoints of step {int(name[1])}: {found[int(name[1])]} and "
-                             f"{entry}. Remove one.")  # fmt: skip
-        if name:
-            found[int(name[1])] = entry.rstrip("/")
+        return []
+    names = [re.fullmatch(r"step_(\d+)", entry.rsplit("/", 1)[-1]) for entry in entries]
+    return [(int(n[1]), entry) for n, entry in zip(names, entries, strict=True) if n]
+
+
+def _folders(fs: Any, root: str) -> dict[int, str]:
+    """Folders by step, whether complete or not.
+
+    Raises:
+      ValueError: If a step has two.
+    """
+    found: dict[int, str] = {}
+    for step, folder in _entries(fs, root):
+        if step in found:
+            raise ValueError(
+                f"two checkpoints of step {step}: {found[step]} and {folder}. Remove one."
+            )
+        found[step] = folder
     return found
 
 
@@ -116,14 +125,14 @@ def write_manifest(
         fs.rm_file(f"{folder}/{_ABANDONED}")
 
 
-def later_than(fs: Any, root: str, step: int) -> dict[int, str]:
-    """Folders of the complete checkpoints after a step that are not abandoned yet."""
+def later_than(fs: Any, root: str, step: int) -> dict[str, int]:
+    """Steps, by folder, of the complete checkpoints after a step that are not abandoned yet."""
     found = {}
-    for later, folder in _folders(fs, root).items():
+    for later, folder in _entries(fs, root):
         if later > step:
             names = _sizes(fs, folder)
             if _manifests(names) and _ABANDONED not in names:
-                found[later] = folder
+                found[folder] = later
     return found
 
 
