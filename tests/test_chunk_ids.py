@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import chunks_of, mixture
 
-from zephon_jax import chunk_ids, reading, swrr
+from zephon_jax import chunk_ids, reading, run_index, swrr
 
 SETTINGS = {
     "repeats": {"exhausted_policy": "repeat", "shuffle_block_size": 64},
@@ -70,6 +70,25 @@ def test_what_is_kept_has_a_bound(monkeypatch):
             _, states[lane] = source.next_chunk(states[lane])
             assert len(source.run._ids._found) <= 10
             assert len(source.run._ids._following) <= 4
+
+
+@pytest.mark.parametrize("together", [1, 100, 1 << 16])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_samples_by_index_are_those_of_the_chunks(name, together, monkeypatch):
+    """Whole chunks and single draws, in a row and not, several chunks found at once or each."""
+    monkeypatch.setattr(run_index, "TOGETHER", together)
+    every = np.concatenate([chunk.order()[1] for chunk in chunks_of(source_of(name), limit=60)])
+    source, rng = source_of(name), np.random.default_rng(together)
+    questions = [
+        np.arange(len(every)),
+        np.arange(7, len(every) - 3),
+        rng.permutation(len(every)),
+        rng.integers(0, len(every), 30),
+        np.sort(rng.choice(len(every), len(every) // 2)),
+        np.concatenate([np.arange(100), rng.integers(0, len(every), 9), np.arange(45, 90)]),
+    ]
+    for wanted in questions:
+        assert np.array_equal(source.sample_ids_at(wanted), every[wanted])
 
 
 def owner(array):
