@@ -4,6 +4,7 @@ import gzip
 import json
 import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
@@ -400,9 +401,11 @@ def test_what_is_tried_again(monkeypatch, error, num_calls, kind):
             raise errors.pop()
         return 7
 
+    seeded = random.getstate()
     with pytest.raises(kind, match=str(error)):
         fetch.with_retries(call)
     assert len(errors) == 9 - num_calls
+    assert random.getstate() == seeded  # the program's numbers are not for pauses
     if num_calls > 1:
         del errors[3:]
         assert fetch.with_retries(call) == 7

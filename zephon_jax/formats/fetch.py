@@ -7,6 +7,7 @@ stopped.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from typing import Any, TypeVar
@@ -24,6 +25,8 @@ _LASTING = (
     *(FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError),
     *(ValueError, NotImplementedError, ImportError, TypeError),
 )
+# Of our own: threads that fetch must not draw from the numbers that the program has seeded.
+_pauses = random.Random()
 _FIRST_DELAY = 0.1
 _MAX_DELAY = 5.0
 # No further attempt after this long: a file system that tries again by itself may take as long.
@@ -44,11 +47,11 @@ def with_retries(call: Callable[[], T]) -> T:
     """
     import tenacity  # It imports the networking frameworks that it can work with.
 
+    growing = tenacity.wait_exponential(_FIRST_DELAY, _MAX_DELAY)
     again = tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass),
         stop=tenacity.stop_after_attempt(_NUM_ATTEMPTS) | tenacity.stop_after_delay(_MAX_SECONDS),
-        wait=tenacity.wait_exponential(_FIRST_DELAY, _MAX_DELAY)
-        + tenacity.wait_random(0, _FIRST_DELAY),
+        wait=lambda state: growing(state) + _pauses.uniform(0, _FIRST_DELAY),
         reraise=True,
     )
     try:
