@@ -287,6 +287,11 @@ def test_bad_input_is_named():
         (lambda: source.locate((0, 0, 0), 1, 2**63), ValueError, "up_to_chunk"),
         (lambda: source.locate((0, 0, 0), 1, origin=-1), ValueError, "origin"),
         (lambda: source.places_of((0, 0, 0), 1, origin=2**63), ValueError, "origin"),
+        (
+            lambda: CountSource().places_of((0, 0, 3), 2**21),
+            ValueError,
+            "at most 1,048,576 of them",
+        ),
         (lambda: source.places_of((0, 0, 31)), ValueError, "31 samples in shard 0"),
         (lambda: source.locate((0, 0, 0), read_config="lattice"), TypeError, "read_config"),
         (lambda: endless.locate((0, 0, 0)), ValueError, "how far to look with up_to_chunk="),

@@ -390,6 +390,7 @@ def test_arguments_are_checked():
             "num_lanes = 2147483647 and 2 comp",
         ),
         (lambda: zx.simulate(CountSource(), 5, 2**31 - 1), ValueError, "Simulate fewer lanes"),
+        (lambda: zx.simulate(CountSource(), 5, 2**21), ValueError, "at most 1,048,576 of them"),
         (lambda: zx.simulate(source, 2**63), ValueError, "num_chunks"),
         (lambda: zx.simulate(source, 5, window=0), ValueError, "window"),
         (lambda: zx.simulate(source, 5, cache_bytes=9), ValueError, "without window"),

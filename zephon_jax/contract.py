@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 
 from zephon_jax._xp import as_int
 
-__all__ = ["ChunkSpan", "check_lane", "checked_init", "checked_next", "lane_of", "never_ends"]
+__all__ = [
+    "ChunkSpan",
+    "check_lane",
+    "checked_init",
+    "checked_next",
+    "first_states",
+    "lane_of",
+    "never_ends",
+]
+
+_MOST_STEPPED = 1 << 20  # lanes that are stepped through side by side
 
 
 def check_lane(lane: Any, num_lanes: Any) -> tuple[int, int]:
@@ -36,6 +46,20 @@ def lane_of(state: Any) -> tuple[int, int]:
             "a source's states must have the fields 'lane' and 'num_lanes'; got"
             f" {type(state).__name__}."
         ) from None
+
+
+def first_states(source: Any, num_lanes: int) -> dict[int, Any]:
+    """The state before the first chunk of each lane, where all lanes have to be stepped through.
+
+    Raises:
+      ValueError: If there are more than 2^20 lanes.
+    """
+    if num_lanes > _MOST_STEPPED:
+        raise ValueError(
+            f"lanes of a {type(source).__name__} have to be gone through chunk by chunk, at most"
+            f" {_MOST_STEPPED:,} of them; got num_lanes = {num_lanes}."
+        )
+    return {lane: source.init(lane, num_lanes) for lane in range(num_lanes)}
 
 
 def never_ends(source: Any) -> bool:

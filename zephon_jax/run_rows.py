@@ -13,7 +13,7 @@ import numpy as np
 
 from zephon_jax import quota, rare
 from zephon_jax.allocation import Allocation
-from zephon_jax.contract import never_ends
+from zephon_jax.contract import first_states, never_ends
 from zephon_jax.eras import Eras
 from zephon_jax.positions import UNCAPPED, Position
 from zephon_jax.source import WorkSource
@@ -171,7 +171,7 @@ def _by_stepping(source: WorkSource, num_chunks: int | None, num_lanes: int) -> 
     """The same for any source, a block of lanes at a time."""
     place = {name: d for d, name in enumerate(source.component_ids())}
     gone: set[str] = set()
-    states = {lane: source.init(lane, num_lanes) for lane in range(num_lanes)}
+    states = first_states(source, num_lanes)
     block, more = 0, False
     while states and (num_chunks is None or block * num_lanes < num_chunks):
         if block * num_lanes >= _MOST_WALKED and num_chunks is None:

@@ -20,6 +20,7 @@ from zephon_jax.contract import (
     check_lane,
     checked_init,
     checked_next,
+    first_states,
     lane_of,
     never_ends,
 )
@@ -284,8 +285,8 @@ class WorkSource(abc.ABC):
             raise ValueError(
                 f"{type(self).__name__} is not cut anew in mid-run: origin must be 0; got {origin}."
             )
-        states = {lane: self.init(lane, num_lanes) for lane in range(num_lanes)}
         config = check_read_config(read_config)
+        states = first_states(self, num_lanes)
         return search(self.next_chunk, states, found, up_to_chunk, config)
 
     def _wanted(
