@@ -26,8 +26,7 @@ class HeldRecords:
     """Records in the order in which they came, numbered from the oldest that waits.
 
     A record of several components waits for the one of which it has most, as measured by their
-    targets: a row that holds 30 % of a component that should have 10 % is one of its rows. It can
-    stand in for its other components where nothing waits for those.
+    targets: a row that holds 30 % of a component that should have 10 % is one of its rows.
 
     Args:
       weights: Target weights.
