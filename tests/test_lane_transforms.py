@@ -68,6 +68,27 @@ def test_checkpoints_at_every_step(kind, num_chunks):
         next(iterator)
 
 
+@pytest.mark.parametrize("kind", [*PIPELINES, "concat then split alone"])
+def test_a_state_that_is_refused_changes_nothing(kind):
+    def dataset(seed):
+        lane = zx.LaneIterDataset(readable((30, 40, 20), chunk_size=5, seed=seed), 1, 2)
+        alone = kind == "concat then split alone"
+        pipeline = PIPELINES["concat then split" if alone else kind]
+        return pipeline(lane) if alone else zx.FlushIterDataset(lane, pipeline, 2)
+
+    expected = list(dataset(1))
+    for step in range(len(expected)):
+        iterator, other = iter(dataset(1)), iter(dataset(2))
+        for _ in range(step):
+            next(iterator)
+            next(other, None)
+        before = iterator.get_state()
+        with pytest.raises(ValueError, match="seed"):
+            iterator.set_state(other.get_state())
+        assert iterator.get_state() == before
+        np.testing.assert_equal(list(iterator), expected[step:])
+
+
 def test_lots_are_whole_chunks_of_the_lane():
     source, num_lanes = readable(), 3
     for lane in range(num_lanes):

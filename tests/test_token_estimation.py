@@ -18,16 +18,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import zephon_jax as zx
 from zephon_jax.formats.riegeli import data_bytes
-from zephon_jax.token_estimation import (
-    MAX_COST,
-    RATIO_UNIT,
-    TOKEN_UNIT,
-    TokenEstimation,
-    choose_samples,
-    count_shard_tokens,
-    measure,
-    shard_costs,
-)
+from zephon_jax.token_estimation import choose_samples, count_shard_tokens, measure
+from zephon_jax.token_ratios import MAX_COST, RATIO_UNIT, TOKEN_UNIT, TokenEstimation, shard_costs
 
 from_ratios, from_totals = TokenEstimation.from_ratios, TokenEstimation.from_shard_totals
 
@@ -247,6 +239,15 @@ def test_samples_come_from_few_shards():
     assert len(set(one[:, 0].tolist())) == 1
 
 
+@pytest.mark.parametrize(("shards", "size"), [(100_000, 1), (1_000, 5), (1_000, 2_000)])
+def test_small_shards_give_as_many_samples(shards, size):
+    places = choose_samples(zx.Dataset.from_counts("web", [size] * shards), 1_024)
+    assert 1_000 <= len(places) <= 1_024
+    assert len(set(map(tuple, places.tolist()))) == len(places)
+    from_shards = len(set(places[:, 0].tolist()))
+    assert from_shards == 64 if size == 2_000 else from_shards <= -(-1_024 // size)
+
+
 NUM_SHARDS, PER_SHARD = 6, 400
 
 
@@ -313,6 +314,19 @@ def test_standard_error_says_how_far_off_it_is(corpus):
     assert np.mean(np.abs(off) < 0.5) <= 0.7  # and it does not say too much
 
 
+def test_standard_error_where_samples_come_from_some_of_the_shards():
+    """Samples of a shard are alike: 1,024 of them from 64 shards say no more than 64."""
+    off = []
+    for n in range(60):
+        lengths = np.random.default_rng(n).lognormal(3, 1, 1_000).astype(int) + 1
+        values = np.repeat(lengths, 20)
+        data = zx.Dataset.from_source(f"x{n}", values.tolist(), shard_size=20)
+        primed = measure([data], TokenEstimation(int), progress=False)
+        ratio = primed.ratios[data.name] / RATIO_UNIT
+        off.append((ratio / values.mean() - 1) / primed.standard_errors[data.name])
+    assert 0.7 < np.sqrt(np.mean(np.square(off))) < 1.4
+
+
 def test_parts_are_measured_through_the_whole(corpus):
     folder, totals = corpus
     parts = zx.Dataset.from_path("web", folder / "jsonl").split(seed=0, train=0.5, held=0.1)
@@ -376,7 +390,7 @@ def test_true_shares_after_64_chunks(tmp_path):
     ("tokenizer", "field", "text"),
     [
         (lambda text: 1 // 0, "text", r"sample \(0, 0, 0\) of dataset 'web'.*ZeroDivisionError"),
-        (lambda text: None, "text", r"sample \(0, 0, 0\).*it returned nothing"),
+        (lambda text: None, "text", r"sample \(0, 0, 0\).*the tokenizer returned nothing"),
         (lambda text: -3, "text", r"sample \(0, 0, 0\).*returned -3 tokens"),
         (lambda text: {"input_ids": [1]}, "text", r"returned dict with \['input_ids'\]"),
         (lambda text: np.zeros((1, 4)), "text", r"returned ndarray of shape \(1, 4\)"),

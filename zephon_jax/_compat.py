@@ -143,9 +143,13 @@ class _TupleStatesIterator(grain.DatasetIterator):
         return self._parent.get_state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        slices = state["remainder_slices"]
+        slices, before = state["remainder_slices"], self._parent.get_state()
         tuples = {name: tuple(part) for name, part in slices.items()}
-        self._parent.set_state({**state, "remainder_slices": tuples})
+        try:
+            self._parent.set_state({**state, "remainder_slices": tuples})
+        except BaseException:
+            self._parent.set_state(before)  # it has let go of its remainder
+            raise
 
 
 def replace_parent(iterator: grain.DatasetIterator, parent: grain.DatasetIterator) -> None:

@@ -5,9 +5,8 @@ The rule of `swrr`, for records that weigh more than one and come when they like
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any
 
 __all__ = ["Balance", "Weights"]
 
@@ -15,7 +14,7 @@ Weights = list[tuple[int, int]]  # (component index, weight) of one record; no w
 
 
 class Balance:
-    """Counts in integers what was given out of the components that are in the mixture.
+    """Counts in integers what was given out, and compares those that are in the mixture.
 
     Args:
       weights: Target weights; components with 0 are never in turn.
@@ -27,47 +26,48 @@ class Balance:
         self.set([0] * len(weights), [weight > 0 for weight in weights])
 
     def set(self, emitted: list[int], active: list[bool]) -> None:
-        """Goes to a point: what was given out of each, and who is in the mixture still."""
+        """Goes to a point: what was given out of each, and who is in the mixture."""
         self.emitted, self.active = emitted, active
-        self.total = sum(emitted)
-        self.whole = sum(w for w, is_in in zip(self.weights, active, strict=True) if is_in)
-        # How far each is behind, but for the start: n_d * t - E_d * C.
-        pairs = zip(self.weights, emitted, strict=True)
-        self._behind = [n * self.total - e * self.whole for n, e in pairs]
+        # Of those that are in: what was given out, their weights, and how far each is behind, but
+        # for the start: n_d * t - E_d * C.
+        self.total, self.whole, self._behind = self._among(active)
 
-    def furthest(self, among: Sequence[Any]) -> int | None:
-        """The component that goes next of those that may; ties go to the earlier one."""
-        behind = self._behind if self.total else self.weights
-        best = None
-        for d, may in enumerate(among):
-            if may and self.active[d] and (best is None or behind[d] > behind[best]):
-                best = d
-        return best
+    def _among(self, those: Sequence[bool]) -> tuple[int, int, list[int]]:
+        total = sum(e for e, is_in in zip(self.emitted, those, strict=True) if is_in)
+        whole = sum(w for w, is_in in zip(self.weights, those, strict=True) if is_in)
+        pairs = zip(self.weights, self.emitted, strict=True)
+        return total, whole, [n * total - e * whole for n, e in pairs]
+
+    def furthest(self) -> int | None:
+        """The component that goes next; None where nobody is in the mixture."""
+        return _largest(self._behind if self.total else self.weights, self.active)
+
+    def furthest_among(self, those: Sequence[bool]) -> int | None:
+        """Who goes next where only those can: they share by their weights what they were given."""
+        those = [is_in and may for is_in, may in zip(self.active, those, strict=True)]
+        total, _, behind = self._among(those)
+        return _largest(behind if total else self.weights, those)
 
     def add(self, parts: Weights) -> None:
-        """Counts a record that was given out, without what it has of components left out."""
+        """Counts a record that was given out."""
         behind, sum_ = self._behind, 0
         for d, weight in parts:
-            if self.active[d]:
-                self.emitted[d] += weight
-                behind[d] -= weight * self.whole
-                sum_ += weight
+            self.emitted[d] += weight
+            behind[d] -= weight * self.whole
+            sum_ += weight * self.active[d]
         for d, n in enumerate(self.weights):
             behind[d] += n * sum_
         self.total += sum_
         self.largest = max(self.largest, sum_)
 
-    def retire(self, d: int) -> None:
-        """Leaves a component out, and starts to count anew: the others share by their weights."""
-        self._with(d, False)
+    def leave(self, those: Iterable[int]) -> None:
+        """Takes components out of the mixture: the others share by their weights."""
+        gone = set(those)
+        self.set(self.emitted, [was and d not in gone for d, was in enumerate(self.active)])
 
-    def enlist(self, d: int) -> None:
-        """Takes a component in again, and starts to count anew."""
-        self._with(d, True)
-
-    def _with(self, d: int, is_in: bool) -> None:
-        active = [is_in if other == d else was for other, was in enumerate(self.active)]
-        self.set([0] * len(active), active)
+    def enter(self, d: int) -> None:
+        """Takes a component in again."""
+        self.set(self.emitted, [was or other == d for other, was in enumerate(self.active)])
 
     def drift(self, tolerance: Fraction) -> int | None:
         """A component whose share is off by more than the tolerance and one record, if any is."""
@@ -81,3 +81,12 @@ class Balance:
     def shares(self, d: int) -> tuple[float, float]:
         """The share that a component has, and the one it should have."""
         return self.emitted[d] / max(1, self.total), self.weights[d] / self.whole
+
+
+def _largest(values: Sequence[int], those: Sequence[bool]) -> int | None:
+    """Ties go to the earlier one."""
+    best = None
+    for d, may in enumerate(those):
+        if may and (best is None or values[d] > values[best]):
+            best = d
+    return best

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import grain
@@ -28,7 +29,8 @@ __all__ = ["EnsureMixture"]
 _LOG = logging.getLogger(__name__)
 
 _TOLD = frozenset(16**n for n in range(16))  # numbers of dropped records that the log tells
-_WAIT = 16  # windows that are dropped at most for a component of which nothing has come
+_END = object()
+_WAIT = 16  # windows that are dropped at most in a row
 
 
 class EnsureMixture(grain.IterDataset):
@@ -40,10 +42,12 @@ class EnsureMixture(grain.IterDataset):
     buffer that is full gives out what it has: the mixture then drifts, and no record is lost. With
     `max_buffer_size=None` the mixture never drifts, and what is too much is dropped: records that
     got as old as `max_replay` elements, and those left when the component in turn has ended. The
-    log tells how many.
+    log tells how many, and a wait that drops 16 times `max_replay` records in a row is an error.
 
     A row of several components, as a packer makes them, waits for the one of which it has most as
-    measured by the targets. Records that weigh 0 go at once.
+    measured by the targets. Records that weigh 0 are given out at once, and so are those of
+    components that should have none; without a bound on the buffer the latter are dropped. Time
+    and state grow with the number of components.
 
     Args:
       dataset: Records: dicts with `component_id`, or with one id for each token in
@@ -61,8 +65,9 @@ class EnsureMixture(grain.IterDataset):
       warn_tolerance: Drift of a share that is logged. Once, until it was back within half of that.
 
     Raises:
-      TypeError, ValueError: If a setting is not allowed, or later a record; or where records are
-        dropped without end because nothing comes of a component, or rows hold too little of it.
+      TypeError, ValueError: If a setting is not allowed, or later a record; or where a wait has no
+        end because nothing comes of a component, or rows hold too little of it. After an error, of
+        the parent too, the next call meets the same record.
 
     Example:
       >>> import grain
@@ -101,11 +106,11 @@ class EnsureMixture(grain.IterDataset):
                 "max_buffer_size = None drops what is older than max_replay elements, and with"
                 " max_replay = 1 that is every record. Use 2 or more."
             )
-        self.tolerance = exact_weight(warn_tolerance, "warn_tolerance")
+        self.tolerance = _tolerance(warn_tolerance)
 
         low, high = digest_words(
             2, "EnsureMixture", *names, *map(str, self.weighed.ids), *map(str, self.weights),
-            str(self.max_buffer_size), str(self.max_replay),
+            str(self.max_buffer_size), str(self.max_replay), *_name_of(weigh),
         ).tolist()  # fmt: skip
         self.digest = low | high << 32
 
@@ -130,6 +135,19 @@ def _weights(target: Mapping[str, Any], names: tuple[str, ...]) -> list[int]:
     return integer_weights([spec[name] for name in names])[0]
 
 
+def _tolerance(value: Any) -> Fraction:
+    try:
+        return exact_weight(value, "warn_tolerance")
+    except ValueError:
+        raise ValueError(f"warn_tolerance must be a share of at least 0; got {value!r}.") from None
+
+
+def _name_of(weigh: str | Callable[[Any], Any] | None) -> tuple[str, str]:
+    if weigh is None or isinstance(weigh, str):
+        return "entry", weigh or ""
+    return "function", getattr(weigh, "__name__", type(weigh).__name__)
+
+
 class _Iterator(grain.DatasetIterator):
     """Its place is that of the oldest record it holds; bits say which later ones are gone."""
 
@@ -142,9 +160,9 @@ class _Iterator(grain.DatasetIterator):
         self._balance = Balance(self._dataset.weights)
         self._held = HeldRecords(self._dataset.weights)
         num_components = len(self._dataset.weights)
-        self._used_up, self._came = [False] * num_components, [False] * num_components
+        self._used_up = [False] * num_components
         self._num_dropped = self._in_vain = 0  # in all, and since a record was given out
-        self._ended = self._drifting = False
+        self._ended = self._told = self._drifting = False
         self._pending: dict[str, Any] | None = None
 
     def __next__(self) -> Any:
@@ -163,37 +181,42 @@ class _Iterator(grain.DatasetIterator):
     def _choose(self) -> Held | None:
         """The record that goes next; None where that takes another one, or one less."""
         held, size = self._held, self._dataset.max_buffer_size
+        while (found := held.waiting_for(None)) is not None:
+            if size is not None or not found.parts:
+                return found
+            self._drop(found)
         best = self._in_turn()
-        found = held.waiting_for(None) or (None if best is None else held.waiting_for(best))
+        found = None if best is None else held.waiting_for(best)
         if found is not None or not held.num_waiting or size is None:
             return found
         if len(held) >= self._dataset.max_replay:
             return held.oldest
         if not (self._ended or held.num_waiting >= size):
             return None
-        best = self._balance.furthest(held.waited_for())
-        return held.oldest if best is None else held.waiting_for(best)
+        best = self._balance.furthest_among(held.waited_for())
+        return None if best is None else held.waiting_for(best)
 
     def _in_turn(self) -> int | None:
         """The component that is furthest behind, without those that have nothing more to give."""
-        balance, everyone = self._balance, [True] * len(self._used_up)
+        balance, held = self._balance, self._held
         ends = self._ended and self._dataset.max_buffer_size is not None
-        while (best := balance.furthest(everyone)) is not None:
-            if not (ends or self._used_up[best]) or self._held.waiting_for(best) is not None:
-                break
-            balance.retire(best)
-        return best
+        best = balance.furthest()
+        if best is None or held.waiting_for(best) or not (ends or self._used_up[best]):
+            return best
+        waited_for = held.waited_for()
+        gone = (d for d, used_up in enumerate(self._used_up) if ends or used_up)
+        balance.leave(d for d in gone if not waited_for[d])
+        return balance.furthest()
 
     def _pull(self) -> None:
         state = self._parents[0].get_state()
         try:
-            record = next(self._parents[0])
-        except StopIteration:
-            self._ended = True
-            return
-        try:
-            self._add(state, record)
-        except Exception:
+            record = next(self._parents[0], _END)
+            if record is _END:
+                self._ended = True
+            else:
+                self._add(state, record)
+        except BaseException:
             self._reopen(state)  # the next call meets the same record
             raise
 
@@ -210,10 +233,8 @@ class _Iterator(grain.DatasetIterator):
         if EXHAUSTED in record:
             record = {name: value for name, value in record.items() if name != EXHAUSTED}
         main = self._held.add(state, record, parts).main
-        if main is not None and self._dataset.weights[main]:
-            self._came[main] = True
-            if not self._balance.active[main]:
-                self._balance.enlist(main)  # it was said to be used up
+        if main is not None and not self._balance.active[main]:
+            self._balance.enter(main)  # it was said to be used up
 
     def _give_out(self, held: Held) -> Any:
         record, self._in_vain = held.record, 0
@@ -223,46 +244,33 @@ class _Iterator(grain.DatasetIterator):
         return record
 
     def _drop(self, held: Held) -> None:
-        self._refuse_to_wait()
+        best = self._in_turn()
+        waited_for = "no component" if best is None else repr(self._dataset.weighed.names[best])
+        if self._in_vain >= _WAIT * self._dataset.max_replay:
+            raise ValueError(
+                f"{self._in_vain} records in a row were dropped to wait for {waited_for}: nothing"
+                " comes of it, or rows hold too little of it. Lower its weight in target_mixture,"
+                " stamp components that are used up, or give a max_buffer_size."
+            )
         self._num_dropped += 1
         self._in_vain += 1
+        self._held.take(held)
         if self._num_dropped in _TOLD:
             _LOG.warning(
-                "%s records were dropped so far: %s is in turn and has none among max_replay = %s"
-                " elements. Where that should not be, raise max_replay, give a max_buffer_size, or"
-                " stamp components that are used up.",
-                self._num_dropped, self._name_in_turn(), self._dataset.max_replay,
+                "%s records were dropped so far, of components that have more than the mixture"
+                " takes; it waits for %s. Where that should not be, raise max_replay = %s, give a"
+                " max_buffer_size, or stamp components that are used up.",
+                self._num_dropped, waited_for, self._dataset.max_replay,
             )  # fmt: skip
-        self._held.take(held)
-
-    def _refuse_to_wait(self) -> None:
-        """Ends a wait for what does not come: not one where a component has run out."""
-        best = self._in_turn()
-        if best is None or self._in_vain < _WAIT * self._dataset.max_replay:
-            return
-        has_little = self._held.has_any(best)
-        if has_little or not self._came[best]:
-            which = "rows that hold too little of it" if has_little else "no record ever"
-            raise ValueError(
-                f"{self._in_vain} records in a row were dropped to wait for"
-                f" {self._name_in_turn()}, of which {which} came. Lower its weight in"
-                " target_mixture, to 0 if it does not come, or give a max_buffer_size."
-            )
-
-    def _name_in_turn(self) -> str:
-        best = self._in_turn()
-        return "no component" if best is None else repr(self._dataset.weighed.names[best])
 
     def _end(self) -> None:
         """Drops what is left where the component in turn has ended."""
-        if left := self._held.num_waiting:
-            _LOG.warning(
-                "%s records were dropped at the end, where %s has no more.",
-                left, self._name_in_turn(),
-            )  # fmt: skip
         while self._held.num_waiting:
             self._held.take(self._held.oldest)
             self._num_dropped += 1
+        if self._num_dropped and not self._told:
+            _LOG.warning("%s records were dropped in all.", self._num_dropped)
+        self._told = True
         raise StopIteration
 
     def _watch(self) -> None:
@@ -293,7 +301,6 @@ class _Iterator(grain.DatasetIterator):
             "emitted": list(balance.emitted),
             "active": _flags(balance.active),
             "used_up": _flags(self._used_up),
-            "came": _flags(self._came),
             "largest": balance.largest,
             "drifting": int(self._drifting),
             "num_dropped": self._num_dropped,
@@ -307,16 +314,25 @@ class _Iterator(grain.DatasetIterator):
         Raises:
           ValueError: If it is not a state of this transform with these components.
         """
-        place = _Place.of(state, self._dataset)
+        self._assert_not_closed()
+        _Place.of(state, self._dataset)
+        before = self.get_state()
+        try:
+            self._restore(state)
+        except BaseException:
+            self._restore(before)  # a state that is refused changes nothing
+            raise
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self._reopen(state["parent"])
         self._forget()
-        self._go_to(place)
+        self._go_to(_Place.of(state, self._dataset))
         self._pending = dict(state)
 
     def _go_to(self, place: _Place) -> None:
         self._balance.set(list(place.emitted), list(place.active))
         self._balance.largest, self._drifting = place.largest, place.drifting
-        self._used_up, self._came = list(place.used_up), list(place.came)
+        self._used_up = list(place.used_up)
         self._num_dropped, self._in_vain = place.num_dropped, place.in_vain
 
     def _replay(self, state: dict[str, Any]) -> None:
@@ -329,8 +345,8 @@ class _Iterator(grain.DatasetIterator):
                     raise ValueError("the data ended before what the state has seen of it.")
                 if place.gone >> index & 1:
                     self._held.take(self._held.newest)
-        except Exception:
-            self.set_state(state)  # the next call starts the replay anew
+        except BaseException:
+            self._restore(state)  # the next call starts the replay anew
             raise
         self._go_to(place)
         self._pending = None
@@ -347,7 +363,6 @@ class _Place(NamedTuple):
     emitted: list[int]
     active: list[bool]
     used_up: list[bool]
-    came: list[bool]
     largest: int
     drifting: bool
     num_dropped: int
@@ -360,31 +375,33 @@ class _Place(NamedTuple):
         Raises:
           ValueError: If it is not of this mixture.
         """
-        if state.get("mixture", dataset) != f"{dataset.digest:016x}":
+        if not isinstance(state, Mapping) or "mixture" not in state:
+            raise ValueError(f"not the state of EnsureMixture: {str(state)[:80]!r}.")
+        if state["mixture"] != f"{dataset.digest:016x}":
             raise ValueError(
-                "the state was saved with another target_mixture, or other component_ids,"
+                "the state was saved with another target_mixture, or other component_ids, weigh,"
                 f" max_buffer_size or max_replay than {dataset} has. Use those, or start anew."
             )
         try:
             num_elements = as_int(state["num_elements"], "num_elements", 0, dataset.max_replay)
             gone = int.from_bytes(base64.b64decode(state["taken"], validate=True), "little")
             emitted = [as_int(n, "emitted", 0) for n in state["emitted"]]
-            active, used_up, came = (
-                [bool("01".index(c)) for c in state[name]] for name in ("active", "used_up", "came")
+            active, used_up = (
+                [bool("01".index(c)) for c in state[name]] for name in ("active", "used_up")
             )
-            largest, drifting, num_dropped, in_vain = (
-                as_int(state[name], name, 0)
-                for name in ("largest", "drifting", "num_dropped", "in_vain")
+            drifting = as_int(state["drifting"], "drifting", 0, 1)
+            largest, num_dropped, in_vain = (
+                as_int(state[name], name, 0) for name in ("largest", "num_dropped", "in_vain")
             )
             if gone & 1 or gone >> num_elements:
                 raise ValueError(f"'taken' is not of {num_elements} elements")
-            if {*map(len, (emitted, active, used_up, came))} != {len(dataset.weights)}:
+            if {*map(len, (emitted, active, used_up))} != {len(dataset.weights)}:
                 raise ValueError(f"there are {len(dataset.weights)} components")
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the state of EnsureMixture: {error!r}.") from None
         return cls(
-            num_elements, gone, emitted, active, used_up, came, largest, bool(drifting),
-            num_dropped, in_vain,
+            num_elements, gone, emitted, active, used_up, largest, bool(drifting), num_dropped,
+            in_vain,
         )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ class Held:
 
     def __init__(self, index: int, state: Any, record: Any, parts: Weights, main: int | None):
         self.index, self.state, self.record, self.parts = index, state, record, parts
-        self.main = main  # the component that it waits for; None where it is empty
+        self.main = main  # the component that it waits for, if for any
         self.waits = True
 
 
@@ -26,7 +26,8 @@ class HeldRecords:
     """Records in the order in which they came, numbered from the oldest that waits.
 
     A record of several components waits for the one of which it has most, as measured by their
-    targets: a row that holds 30 % of a component that should have 10 % is one of its rows.
+    targets: a row that holds 30 % of a component that should have 10 % is one of its rows. One that
+    is empty, or has components of weight 0 alone, waits for nobody.
 
     Args:
       weights: Target weights.
@@ -60,7 +61,7 @@ class HeldRecords:
         return self._gone
 
     def waiting_for(self, d: int | None) -> Held | None:
-        """The oldest record that waits for a component; for None, that counts for nothing."""
+        """The oldest record that waits for a component; for None, for nobody."""
         line = self._lines.get(d)
         return line[0] if line else None
 
@@ -68,14 +69,9 @@ class HeldRecords:
         """Whether any record waits for each component."""
         return [bool(self._lines.get(d)) for d in range(len(self._weights))]
 
-    def has_any(self, d: int) -> bool:
-        """Whether any record has anything of a component, whatever it waits for."""
-        waiting = (held for held in self._since if held.waits)
-        return any(index == d for held in waiting for index, _ in held.parts)
-
     def add(self, state: Any, record: Any, parts: Weights) -> Held:
         """Takes a record in; `state` is the place to read it from again."""
-        main = self._main(parts) if parts else None
+        main = self._main(parts)
         held = Held(self._first + len(self._since), state, record, parts, main)
         self._since.append(held)
         self._lines[main].append(held)
@@ -95,10 +91,10 @@ class HeldRecords:
             self._gone >>= 1
             self._first += 1
 
-    def _main(self, parts: Weights) -> int:
-        best, most = parts[0]
-        for d, weight in parts[1:]:
-            more = weight * self._weights[best] - most * self._weights[d]
-            if self._weights[d] and (more > 0 or not self._weights[best]):
+    def _main(self, parts: Weights) -> int | None:
+        best, most = None, 0
+        for d, weight in parts:
+            target = self._weights[d]
+            if target and (best is None or weight * self._weights[best] > most * target):
                 best, most = d, weight
         return best

@@ -108,10 +108,17 @@ class _FlushIterator(grain.DatasetIterator):
         return {"lot": self._lot, "pipeline": self._pipeline.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        lot = as_int(state["lot"], "lot", 0)
+        lot, before = as_int(state["lot"], "lot", 0), self.get_state()
+        try:
+            self._go_to(lot, state["pipeline"])
+        except BaseException:
+            self._go_to(before["lot"], before["pipeline"])
+            raise
+
+    def _go_to(self, lot: int, place: Any) -> None:
         self._pipeline.close()
         self._open(lot)
-        self._pipeline.set_state(state["pipeline"])
+        self._pipeline.set_state(place)
 
     def close(self) -> None:
         """Closes the pipeline, then the lane."""
@@ -160,7 +167,7 @@ def stamp_exhausted(lane: grain.IterDataset) -> grain.IterDataset:
     Returns:
       The elements with the entry "exhausted", int32 (n,): the ids of the components of which no
       sample is in the element's chunk or any later one. Keep it in what your functions return;
-      `EnsureMixture` takes it out.
+      `EnsureMixture` takes it out. Batches need it out before: its length n differs.
 
     Example:
       >>> import zephon_jax as zx

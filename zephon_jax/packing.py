@@ -38,8 +38,9 @@ def pack(
     A document is a dict with its token ids, int (n,), and `component_id`, or one for each token in
     `component_ids`, int (n,). The token after the last of a document is never that of another:
     layouts with targets take the first n - 1 tokens as inputs and the last n - 1 as targets, so put
-    a token that says "end" behind each document. One that is longer than a row is cut. At the end
-    of the data what the packer holds comes out in rows that are padded.
+    a token that says "end" behind each document. One of a single token predicts nothing and is left
+    out there. One that is longer than a row is cut. At the end of the data what the packer holds
+    comes out in rows that are padded.
 
     Args:
       dataset: Documents, such as a lane after tokenizing.

@@ -9,6 +9,7 @@ import numpy as np
 
 from zephon_jax._xp import as_int
 from zephon_jax.balance import Weights
+from zephon_jax.tokenizing import count_tokens
 
 __all__ = ["TOKENS", "RecordWeights"]
 
@@ -33,7 +34,7 @@ class RecordWeights:
             )
         if not (weigh is None or isinstance(weigh, str) or callable(weigh)):
             raise TypeError(f"weigh must be a function or the name of an entry; got {weigh!r}.")
-        self.names, self._weigh = tuple(component_ids), weigh
+        self.names, self.weigh = tuple(component_ids), weigh
         ids = [as_int(id_, f"component_ids[{name!r}]", 0) for name, id_ in component_ids.items()]
         self._index_of = {id_: d for d, id_ in enumerate(ids)}
         if len(self._index_of) < len(ids):
@@ -68,35 +69,28 @@ class RecordWeights:
         return parts
 
     def _parts(self, record: Mapping[str, Any]) -> Mapping[Any, Any]:
-        if self._weigh is None and "component_ids" in record:
+        if self.weigh is None and "component_ids" in record:
             ids, counts = np.unique(np.asarray(record["component_ids"]), return_counts=True)
-            return {
-                id_: n for id_, n in zip(ids.tolist(), counts.tolist(), strict=True) if id_ >= 0
-            }
-        if callable(self._weigh):
-            found = self._weigh(record)
+            counted = zip(ids.tolist(), counts.tolist(), strict=True)
+            return {id_: count for id_, count in counted if id_ != -1}
+        if callable(self.weigh):
+            found = self.weigh(record)
             return found if isinstance(found, Mapping) else {_component(record): found}
-        return {_component(record): _tokens(record, self._weigh or TOKENS)}
+        return {_component(record): _tokens(record, self.weigh or TOKENS)}
 
 
-def _component(record: Mapping[str, Any]) -> Any:
+def _component(record: Mapping[str, Any]) -> int:
     if "component_id" not in record:
         raise ValueError(
             f"records must keep 'component_id' (or 'component_ids'); got {sorted(record)}."
         )
-    return record["component_id"]
+    return as_int(record["component_id"], "the component of a record")
 
 
-def _tokens(record: Mapping[str, Any], name: str) -> Any:
+def _tokens(record: Mapping[str, Any], name: str) -> int:
     if name not in record:
         raise ValueError(
             f"weigh = {name!r} names the entry that holds a record's tokens or their number; got"
             f" {sorted(record)}. Name another, or give a function."
         )
-    value = record[name]
-    if isinstance(value, str | bytes):
-        raise TypeError(
-            f"the entry {name!r} must be token ids or their number; got {type(value).__name__}."
-            " Give a function that counts it."
-        )
-    return len(value) if np.ndim(value) else value
+    return count_tokens(record[name], f"the entry {name!r} of a record holds")

@@ -20,30 +20,16 @@ from zephon_jax.formats.base import named_error
 from zephon_jax.keys import fold, make_key
 from zephon_jax.permutation import make_grids, permute_rows
 from zephon_jax.reader import Reader, check_readable, default_reader
-from zephon_jax.token_ratios import (
-    MAX_COST,
-    RATIO_UNIT,
-    TOKEN_UNIT,
-    TokenEstimation,
-    shard_costs,
-)
+from zephon_jax.token_ratios import RATIO_UNIT, TokenEstimation, shard_costs
 from zephon_jax.tokenizing import count_records
 
-__all__ = [
-    "MAX_COST",
-    "RATIO_UNIT",
-    "TOKEN_UNIT",
-    "TokenEstimation",
-    "choose_samples",
-    "count_shard_tokens",
-    "measure",
-    "shard_costs",
-]
+__all__ = ["choose_samples", "count_shard_tokens", "measure"]
 
 _NUM_THREADS = 8
 _BATCH = 64  # samples that one thread reads and tokenizes at a time
 _COUNT_BATCH = 4096  # the same, where all are counted
 _TAG = "token samples"
+_MOST_SHARDS = 64  # that samples come from, unless they are small
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -59,7 +45,7 @@ class _Sampled(NamedTuple):
     stored: int  # bytes of the file
 
 
-def choose_samples(dataset: Dataset, num_samples: int, max_shards: int = 64) -> np.ndarray:
+def choose_samples(dataset: Dataset, num_samples: int, max_shards: int | None = None) -> np.ndarray:
     """Chooses samples that stand for a dataset: the same ones always, spread over its shards.
 
     The shards laid end to end are cut into equal stretches, and a keyed permutation of each, with
@@ -69,17 +55,22 @@ def choose_samples(dataset: Dataset, num_samples: int, max_shards: int = 64) -> 
 
     Args:
       dataset: The dataset.
-      num_samples: How many, at least 1; all of them where there are no more.
-      max_shards: Shards that they may come from, at least 1.
+      num_samples: How many, at least 1; all of them where there are no more. Fewer where shards
+        that were chosen have fewer than their part.
+      max_shards: Shards that they may come from, at least 1. None for 64, or for as many as have
+        the samples where shards are of average size.
 
     Returns:
       int64 (n, 2): shard and place in it, sorted, each once.
     """
     counts = np.asarray(dataset.shard_counts, dtype=np.int64)
     key = make_key(0, _TAG, dataset.name)
-    if int((counts > 0).sum()) <= max_shards:
+    total, num_filled = int(counts.sum()), int((counts > 0).sum())
+    if max_shards is None:
+        max_shards = max(_MOST_SHARDS, -(-num_samples * num_filled // max(1, total)))
+    if num_filled <= max_shards:
         return _in_shards(counts, np.arange(len(counts)), num_samples, key)
-    drawn = _one_each(int(counts.sum()), max_shards, make_key(0, _TAG, dataset.name, "shards"))
+    drawn = _one_each(total, max_shards, make_key(0, _TAG, dataset.name, "shards"))
     # A large shard may be drawn more than once, and gives that many times the samples.
     shards, times = np.unique(
         np.searchsorted(np.cumsum(counts), drawn, side="right"), return_counts=True
@@ -227,11 +218,26 @@ def _ratio(dataset: Dataset, found: Sequence[_Sampled]) -> tuple[int, float]:
     if not num_bytes or not data:
         raise ValueError(f"dataset {dataset.name!r}: the samples that were read have no bytes.")
     ratio = Fraction(total, num_bytes) * Fraction(data, stored)
-    # By linearization: the error of a ratio of sums is that of the sum of these residuals.
-    n, num_samples = len(tokens), dataset.num_samples
-    residuals = tokens - sizes * (total / num_bytes)
-    spread = float((residuals**2).sum()) * n / max(1, n - 1) * (1 - n / num_samples)
-    return max(1, round(ratio * RATIO_UNIT)), math.sqrt(max(0.0, spread)) / total
+    return max(1, round(ratio * RATIO_UNIT)), _standard_error(dataset, found, total / num_bytes)
+
+
+def _standard_error(dataset: Dataset, found: Sequence[_Sampled], ratio: float) -> float:
+    """By linearization: the error of a ratio of sums is that of the sum of the residuals.
+
+    Where samples come from some of the shards, it is those that were drawn, and samples of one
+    shard are alike: residuals are summed by shard first (the estimate by ultimate clusters).
+    """
+    residuals = [sampled.tokens - sampled.num_bytes * ratio for sampled in found]
+    of_shard: dict[tuple[str, int], float] = {}
+    for sampled, own in zip(found, residuals, strict=True):
+        of_shard[sampled.shard] = of_shard.get(sampled.shard, 0.0) + float(own.sum())
+    drawn, whole = np.concatenate(residuals), dataset.num_samples
+    num_filled = int((np.asarray(dataset.shard_counts) > 0).sum())
+    if len(of_shard) < num_filled:
+        drawn, whole = np.asarray(list(of_shard.values())), num_filled
+    n = len(drawn)
+    spread = float((drawn**2).sum()) * n / max(1, n - 1) * (1 - n / whole)
+    return math.sqrt(max(0.0, spread)) / sum(int(sampled.tokens.sum()) for sampled in found)
 
 
 def count_shard_tokens(

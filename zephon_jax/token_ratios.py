@@ -44,7 +44,7 @@ class TokenEstimation:
       field: For records that are dicts, the entry that the tokenizer takes; None for the record.
       samples_per_dataset: Samples that priming reads of each dataset, at least 1.
       max_shards: Shards that they come from at most, at least 1: a remote or compressed shard is
-        fetched or unpacked whole.
+        fetched or unpacked whole. None for 64, or more where that many do not hold the samples.
       tokenizer_name: Tells estimations apart that rest on other tokenizers; it is not saved with
         states, which carry ratios alone. By default the name of the function, or the type of the
         object and what it calls itself.
@@ -65,7 +65,7 @@ class TokenEstimation:
     tokenizer: Callable[[Any], Any] | None = dataclasses.field(default=None, compare=False)
     field: str | None = dataclasses.field(default=None, kw_only=True)
     samples_per_dataset: int = dataclasses.field(default=1024, kw_only=True)
-    max_shards: int = dataclasses.field(default=64, kw_only=True)
+    max_shards: int | None = dataclasses.field(default=None, kw_only=True)
     tokenizer_name: str | None = dataclasses.field(default=None, kw_only=True)
     # Name and ratio of each dataset, sorted by name.
     ratio_items: tuple[tuple[str, int], ...] | None = dataclasses.field(default=None, kw_only=True)
@@ -91,7 +91,9 @@ class TokenEstimation:
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} must be a string; got {value!r}.")
         for name in ("samples_per_dataset", "max_shards"):
-            object.__setattr__(self, name, as_int(getattr(self, name), name, 1))
+            value = getattr(self, name)
+            if value is not None or name != "max_shards":
+                object.__setattr__(self, name, as_int(value, name, 1))
         if self.tokenizer_name is None and self.tokenizer is not None:
             object.__setattr__(self, "tokenizer_name", _name_of(self.tokenizer))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from zephon_jax.catalog import Dataset
 
-__all__ = ["MAX_TOKENS", "count_records"]
+__all__ = ["MAX_TOKENS", "count_records", "count_tokens"]
 
 MAX_TOKENS = 1 << 40  # of one record
 
@@ -40,7 +40,7 @@ def count_records(
     counts = np.empty(len(records), dtype=np.int64)
     for n, record in enumerate(records):
         try:
-            counts[n] = _count(tokenizer(_entry(record, field)))
+            counts[n] = count_tokens(tokenizer(_entry(record, field)), "the tokenizer returned")
         except Exception as error:
             place = tuple(sample_ids[n].tolist())
             kind = "" if isinstance(error, _Refused) else f"{type(error).__name__}: "
@@ -65,11 +65,19 @@ def _entry(record: Any, field: str | None) -> Any:
     return record[field]
 
 
-def _count(result: Any) -> int:
-    """A number of tokens from what a tokenizer returned."""
+def count_tokens(result: Any, gave: str) -> int:
+    """A number of tokens, as it is or of a sequence of token ids.
+
+    Args:
+      result: A number, or a sequence.
+      gave: Where it comes from, for errors: "the tokenizer returned".
+
+    Raises:
+      ValueError: If it is neither.
+    """
     if isinstance(result, (int, np.integer)) and not isinstance(result, bool):
         if not 0 <= result <= MAX_TOKENS:
-            raise _Refused(f"the tokenizer returned {result} tokens")
+            raise _Refused(f"{gave} {result} tokens")
         return int(result)
     shape = getattr(result, "shape", None)
     flat = not isinstance(result, (str, bytes, Mapping)) if shape is None else len(shape) == 1
@@ -85,7 +93,4 @@ def _count(result: Any) -> int:
         kind += f" of {type(result[0]).__name__}"
     elif isinstance(result, Mapping):
         kind += f" with {sorted(map(str, result))}"
-    raise _Refused(
-        f"the tokenizer must return a number of tokens or one sequence of token ids; it returned"
-        f" {kind}"
-    )
+    raise _Refused(f"a number of tokens or one sequence of token ids is needed; {gave} {kind}")
