@@ -276,14 +276,15 @@ def test_dropped_lanes_wait_for_no_lock(tmp_path):
     packed = zx.Dataset.from_path("packed", tmp_path)
     source = zx.StaticMixtureWorkSource([packed], {"packed": 1}, chunk_size=3)
     stager = default_stager()
+    ahead = stager._ahead.get()
     gc.disable()
     try:
         iterator = iter(zx.LaneIterDataset(source))
         next(iterator)
         iterator._ahead.result()
-        assert stager._plans
+        assert ahead._plans
         del iterator
-        with stager._changed, stager.cache._plans._lock:
+        with ahead._changed, stager.cache._plans._lock:
             collector = threading.Thread(target=gc.collect, daemon=True)
             collector.start()
             collector.join(20)
@@ -291,9 +292,9 @@ def test_dropped_lanes_wait_for_no_lock(tmp_path):
     finally:
         gc.enable()
     deadline = time.monotonic() + 20
-    while stager._plans and time.monotonic() < deadline:
+    while ahead._plans and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not stager._plans
+    assert not ahead._plans
 
 
 def test_bad_record_spoils_no_other_one(tmp_path):

@@ -178,7 +178,7 @@ def test_parquet_footers_are_bounded(tmp_path):
     dataset, reader = Dataset.from_path("web", tmp_path), Reader(max_open_files=4)
     ids = [[0, shard, 0] for shard in range(12)]
     assert reader.read({0: dataset}, ids) == [{"n": number} for number in range(12)]
-    assert len(reader._files._handles) <= 4
+    assert len(reader._files.get()._handles) <= 4
 
 
 # Sources
@@ -319,7 +319,7 @@ far = Dataset.from_path("far", sys.argv[2] + "/a.jsonl", counts=[2])
 reader = Reader()
 assert reader.read({0: here}, [[0, 0, 0]]) == [1]
 reader.plan({1: far}, [[1, 0]])
-while not reader.stager._busy:
+while not reader.stager._ahead.get()._busy:
     time.sleep(0.01)
 """
 

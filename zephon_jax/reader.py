@@ -169,7 +169,7 @@ class Reader:
             self.stager.plan(("plan", owner), shards)
 
     def forget(self, owner: Hashable) -> None:
-        """Lets go of an owner's plan, soon. A finalizer may call it: it waits for no lock."""
+        """Lets go of an owner's plan, soon. A finalizer may call it: it waits for no work."""
         self.stager.forget(("plan", owner))
 
     def close(self) -> None:

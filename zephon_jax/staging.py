@@ -98,7 +98,7 @@ class Stager:
         self._ahead.get().plan(owner, [e for shard in shards for e in self.entries(shard)])
 
     def forget(self, owner: Hashable) -> None:
-        """Lets go of an owner's plan, soon. A finalizer may call it: it waits for no lock."""
+        """Lets go of an owner's plan, soon. A finalizer may call it: it waits for no work."""
         self._ahead.get().forget(owner)
 
     def close(self) -> None:
