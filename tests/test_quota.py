@@ -281,6 +281,18 @@ def test_chunk_sizes_of_other_types_are_refused(make, chunk_size):
         make([1, 1], chunk_size)
 
 
+@pytest.mark.parametrize("k", [1, 32, 33, 200])
+def test_slots_go_to_the_earlier_of_equals(k):
+    """Chosen without a sort where there are many components: the same ones, ties and all."""
+    rng = np.random.default_rng(k)
+    for high in (1, 3, 50, 2**31 - 1):
+        value = rng.integers(-high, high, k, dtype=np.int32)
+        for number in {1, k, *rng.integers(1, k + 1, 9).tolist()}:
+            wanted = np.lexsort((np.arange(k), value))[:number].tolist()
+            chosen = quota._least(np, value, number)
+            assert np.flatnonzero(chosen).tolist() == sorted(wanted)
+
+
 def test_a_step_leaves_its_input_alone():
     shares = quota.shares([3, 2, 2], 4)
     carry = quota.init_carry(shares)
