@@ -325,13 +325,14 @@ def test_orbax_saves_nothing_after_going_back_until_later_steps_are_deleted(tmp_
 
         def save(step):
             iterator.seek(step)
-            return manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator)))
+            saved = manager.save(step, args=ocp.args.Composite(data=ElasticSave(iterator)))
+            manager.wait_until_finished()
+            return saved
 
         assert [save(2), save(5)] == [True, True]
         assert save(3) is False
         manager.delete(5)
         assert save(3) is True
-        manager.wait_until_finished()
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         assert manager.latest_step() == 3
         manager.restore(3, args=ocp.args.Composite(data=ElasticRestore(iterator)))
