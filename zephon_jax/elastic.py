@@ -93,22 +93,14 @@ class ElasticIterDataset(grain.IterDataset):
     ):
         super().__init__()
         check_source(source)
-        if not callable(pipeline):
-            raise TypeError(
-                "pipeline must be a function of a lane's dataset that returns a grain.IterDataset;"
-                f" got {pipeline!r}."
-            )
+        _check_settings(pipeline, lengths, timeout)
         self.num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
         owned = _plain_lanes(self.num_lanes, process_index, process_count)
         self._own(owned, owned)
-        if lengths not in _LENGTHS:
-            raise ValueError(f"lengths must be one of {_LENGTHS}; got {lengths!r}.")
         self.source, self.pad, self.lengths = source, pad, lengths
         self.num_workers = as_int(num_workers, "num_workers", 0)
         self.num_threads = as_int(num_threads, "num_threads", 1)
         self.steps_ahead = as_int(prefetch, "prefetch", 1)
-        if not 0 < timeout <= threading.TIMEOUT_MAX:
-            raise ValueError(f"timeout must be a positive number of seconds; got {timeout!r}.")
         self.timeout = float(timeout)
         self.plan = LanePlan(
             source=source, num_lanes=self.num_lanes, pipeline=pipeline,
@@ -249,6 +241,18 @@ class ElasticIterDataset(grain.IterDataset):
 
     def __iter__(self) -> ElasticIterator:
         return ElasticIterator(self)
+
+
+def _check_settings(pipeline: Any, lengths: Any, timeout: Any) -> None:
+    if not callable(pipeline):
+        raise TypeError(
+            "pipeline must be a function of a lane's dataset that returns a grain.IterDataset;"
+            f" got {pipeline!r}."
+        )
+    if lengths not in _LENGTHS:
+        raise ValueError(f"lengths must be one of {_LENGTHS}; got {lengths!r}.")
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout must be a positive number of seconds; got {timeout!r}.")
 
 
 def _seed_of(source: WorkSource) -> int:
