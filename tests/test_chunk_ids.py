@@ -98,11 +98,11 @@ def owner(array):
 
 
 @pytest.mark.parametrize("num_lanes", [1, 3])
-def test_who_keeps_a_chunk_keeps_that_chunk_alone(num_lanes):
-    """Chunks that were found with it must not live on in its memory."""
+def test_who_keeps_samples_keeps_their_chunk_alone(num_lanes):
+    """Chunks that were found with theirs must not live on in the same memory."""
     source = source_of("repeats")
     for chunk in chunks_of(source, 0, num_lanes, limit=70):
-        for ids in [*chunk.components.values(), chunk.order()[1]]:
+        for ids in [chunk.order()[1], *chunk.components.values(), chunk._ids]:
             assert owner(ids).nbytes <= 40 * 3 * 8
 
 

@@ -141,17 +141,6 @@ def test_passes_in_turn_need_few_tables():
     assert all(order.base is None for order in kept)
 
 
-def test_samples_of_parts_have_memory_of_their_own():
-    cursors, _, _ = drawn_datasets(random.Random(5))
-    draws = Draws(cursors)
-    dataset = np.arange(len(cursors)).repeat(2)
-    first, count = np.arange(dataset.size) * 3, np.arange(dataset.size) + 4
-    together = draws.of_ranges(dataset, first, count)
-    parts = draws.of_ranges_apart(dataset, first, count, count.tolist())
-    assert np.array_equal(np.concatenate(parts), together)
-    assert all(part.base is None for part in parts)
-
-
 def test_repeats_and_neighbors_of_far_passes():
     counts = [5, 0, 9, 1]
     settings = {

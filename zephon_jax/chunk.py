@@ -172,9 +172,13 @@ class WorkChunk:
     @property
     def components(self) -> Mapping[str, np.ndarray]:
         """Sample ids by component, int64 (n, 3) each, read-only, in component order."""
-        ends = np.cumsum(self.counts)
+        if self._ids.base is not None:  # who keeps a part must not keep the chunks found with it
+            ids = self._ids.copy()
+            ids.setflags(write=False)
+            self._ids = ids
+        ends, ids = np.cumsum(self.counts), self._ids
         parts = zip(self._names, (ends - self.counts).tolist(), ends.tolist(), strict=True)
-        return MappingProxyType({name: self._ids[begin:end] for name, begin, end in parts})
+        return MappingProxyType({name: ids[begin:end] for name, begin, end in parts})
 
     @property
     def mixture(self) -> Mapping[str, float]:

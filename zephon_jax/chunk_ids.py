@@ -37,9 +37,7 @@ class _Found(NamedTuple):
 
 
 def samples_of_chunks(draws: Draws, drawn: np.ndarray, quotas: np.ndarray) -> list[np.ndarray]:
-    """The samples of chunks, grouped by component: int64 (n, 3) for each chunk.
-
-    Each has memory of its own: who keeps a chunk does not keep those that were found with it.
+    """The samples of chunks, grouped by component: int64 (n, 3) for each chunk, in one memory.
 
     Args:
       draws: Where the datasets' samples lie.
@@ -47,8 +45,8 @@ def samples_of_chunks(draws: Draws, drawn: np.ndarray, quotas: np.ndarray) -> li
       quotas: int64 (c, k), what each chunk draws.
     """
     chunk, dataset = np.nonzero(quotas)
-    sizes = quotas.sum(axis=1).tolist()
-    return draws.of_ranges_apart(dataset, drawn[chunk, dataset], quotas[chunk, dataset], sizes)
+    ids = draws.of_ranges(dataset, drawn[chunk, dataset], quotas[chunk, dataset])
+    return np.split(ids, np.cumsum(quotas.sum(axis=1))[:-1])
 
 
 class ChunkIds:

@@ -43,21 +43,6 @@ class _Places(NamedTuple):
     place: np.ndarray  # int64 (n,), place in the tile
 
 
-class _Samples(NamedTuple):
-    """Sample ids, a column each."""
-
-    dataset: np.ndarray  # int64 (n,)
-    shard: np.ndarray  # int64 (n,)
-    place: np.ndarray  # int64 (n,), in the shard
-
-    def ids(self, begin: int, end: int) -> np.ndarray:
-        """Some of them in rows, in memory of their own: int64 (end - begin, 3)."""
-        out = np.empty((end - begin, 3), dtype=np.int64)
-        for column, field in enumerate(self):
-            out[:, column] = field[begin:end]
-        return out
-
-
 class Draws:
     """Finds the samples that draws of a source's datasets stand for.
 
@@ -94,15 +79,7 @@ class Draws:
         Returns:
           int64 (n, 3): dataset id, shard id and sample index, range after range.
         """
-        return self.of_ranges_apart(dataset, first, count, [int(count.sum())])[0]
-
-    def of_ranges_apart(
-        self, dataset: np.ndarray, first: np.ndarray, count: np.ndarray, sizes: Sequence[int]
-    ) -> list[np.ndarray]:
-        """The same, cut into parts that each have memory of their own: int64 (size, 3) each."""
-        samples = self._locate_all(*self._tiles_of(dataset, first, count))
-        ends = np.cumsum(sizes).tolist()
-        return [samples.ids(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return self._locate_all(*self._tiles_of(dataset, first, count))
 
     def _tiles_of(
         self, dataset: np.ndarray, first: np.ndarray, count: np.ndarray
@@ -154,10 +131,9 @@ class Draws:
         size = np.minimum(self._block[dataset], total[at] - start)
         tiles = _Tiles(dataset, passes, number, start, size)
         row = np.cumsum(new) - 1
-        samples = self._locate_all(tiles, _Places(row, position - start[row]))
-        return samples.ids(0, draw.size)
+        return self._locate_all(tiles, _Places(row, position - start[row]))
 
-    def _locate_all(self, tiles: _Tiles, places: _Places) -> _Samples:
+    def _locate_all(self, tiles: _Tiles, places: _Places) -> np.ndarray:
         spans = self._spans(tiles)
         # In floats: a bound, and no order.
         runs = (spans.last - spans.first + 1).astype(np.float64) * (self._shards + _PASS_COST)
@@ -174,7 +150,7 @@ class Draws:
         np.maximum.at(last, tiles.dataset, passes)
         return Spans(first, last)
 
-    def _locate_far(self, tiles: _Tiles, places: _Places) -> _Samples:
+    def _locate_far(self, tiles: _Tiles, places: _Places) -> np.ndarray:
         """The same where one table of all passes would be too large: a few passes at a time."""
         order = np.lexsort((tiles.passes, tiles.dataset))
         dataset, passes = tiles.dataset[order], tiles.passes[order]
@@ -183,22 +159,25 @@ class Draws:
         rows = np.minimum(gap * (self._shards[dataset] + _PASS_COST), _MAX_TABLE)
         group = np.empty(order.size, dtype=np.int64)
         group[order] = np.cumsum(rows) // _MAX_TABLE
-        out = _Samples(*np.empty((3, places.row.size), dtype=np.int64))
+        out = np.empty((places.row.size, 3), dtype=np.int64)
         for one in np.unique(group):
             mine = group == one
             chosen = np.flatnonzero(mine[places.row])
             row = (np.cumsum(mine) - 1)[places.row[chosen]]
             part = _Tiles(*(field[mine] for field in tiles))
-            found = self._locate(part, _Places(row, places.place[chosen]), self._spans(part))
-            for column, field in zip(out, found, strict=True):
-                column[chosen] = field
+            inside = _Places(row, places.place[chosen])
+            out[chosen] = self._locate(part, inside, self._spans(part))
         return out
 
-    def _locate(self, tiles: _Tiles, places: _Places, spans: Spans) -> _Samples:
+    def _locate(self, tiles: _Tiles, places: _Places, spans: Spans) -> np.ndarray:
         place = self._in_tiles(tiles, places)
         runs = self._in_runs(tiles, places.row, place, spans)
         offset = self._in_shards(runs)
-        return _Samples(tiles.dataset.take(places.row), runs.shard.take(runs.row), offset)
+        out = np.empty((place.size, 3), dtype=np.int64)
+        out[:, 0] = tiles.dataset.take(places.row)
+        out[:, 1] = runs.shard.take(runs.row)
+        out[:, 2] = offset
+        return out
 
     def _keys(self, roots: np.ndarray, dataset: np.ndarray, passes: np.ndarray, place: np.ndarray):
         """Keys (T, 2) by dataset, pass and place: pass 0's where repeats are not reshuffled."""

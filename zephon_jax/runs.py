@@ -208,10 +208,11 @@ def table_for(
     for d in np.flatnonzero(missing).tolist():
         begin, end = int(first[d]), int(last[d])
         if known is not None and known.first[d] <= begin <= known.last[d] + 1:  # it goes on
-            begin = min(begin, int(known.last[d]))  # not all lanes have left that pass
             shards, passes = cursors[d].counts.size, end - begin + 1
-            most = min(asked // (_AHEAD_SHARE * shards), _LARGE // shards - passes)
-            end += max(0, min(_AHEAD * passes, most))
+            room = _LARGE // shards - passes
+            if begin == known.last[d] + 1 and (passes == 1 or room > 0):
+                begin, room = begin - 1, room - 1  # not all lanes have left that pass
+            end += max(0, min(_AHEAD * passes, asked // (_AHEAD_SHARE * shards), room))
         wanted.append((cursors[d], begin, end))
     tables = {} if known is None else dict(known.tables)
     made = make_tables(wanted)
