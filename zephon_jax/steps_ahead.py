@@ -69,7 +69,8 @@ class Run:
     def stop(self, seconds: float) -> bool:
         """Stops and waits; returns whether no lane is touched any more."""
         self._stop.set()
-        if self._thread is not threading.current_thread():
+        # An iterator that is dropped as the program ends has no `threading` any more.
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(seconds)
         return not self._thread.is_alive()
 
