@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import mixtures
-from common import Table, clock, measure, parse
+from common import Measured, Table, clock, run
 
 import zephon_jax as zx
 
@@ -34,12 +34,7 @@ def numpy(quick):
 PEERS = {"NumPy": numpy}
 
 
-def main(argv: list[str] | None = None) -> None:
-    given = parse(argv, __doc__ or "", PEERS)
-    if given is None:
-        return
-    found = measure(__file__, PEERS, given)
-    table = Table()
+def report(table: Table, found: Measured) -> None:
     for k in (8, 128):
         for place in (0, 10**7):
             name = f"{k} components, chunk {place:.0e}"
@@ -48,7 +43,10 @@ def main(argv: list[str] | None = None) -> None:
             goals = {"most": 50} if k == 8 else {}
             both = found.of("NumPy", f"{name}: seconds", 1e6)
             table.add(f"encode and decode, {name}", both, "us", **goals)
-    table.write(given.json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    run(argv, __doc__ or "", __file__, PEERS, report)
 
 
 if __name__ == "__main__":

@@ -129,6 +129,22 @@ def measure(file: str, peers: Peers, given: argparse.Namespace) -> Measured:
     return Measured(rounds)
 
 
+def run(
+    argv: list[str] | None,
+    doc: str,
+    file: str,
+    peers: Peers,
+    report: Callable[[Table, Measured], None],
+) -> None:
+    """A benchmark from its arguments to its table, or one of its peers."""
+    given = parse(argv, doc, peers)
+    if given is not None:
+        found = measure(file, peers, given)
+        table = Table()
+        report(table, found)
+        table.write(given.json)
+
+
 def clock() -> float:
     """Seconds, by the wall or of this process."""
     return getattr(time, os.environ.get("BENCHMARK_CLOCK", "perf_counter"))()

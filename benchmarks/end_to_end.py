@@ -10,7 +10,7 @@ import sys
 
 import grain
 import mixtures
-from common import Table, clock, measure, parse
+from common import Measured, Table, clock, run
 
 import zephon_jax as zx
 
@@ -66,17 +66,15 @@ PEERS = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
-    given = parse(argv, __doc__ or "", PEERS)
-    if given is None:
-        return
-    found = measure(__file__, PEERS, given)
-    table = Table()
+def report(table: Table, found: Measured) -> None:
     for peer in PEERS:
         table.add(peer, found.of(peer, "rate"), "elements/s")
     ratios = found.ratios("LaneIterDataset", "Grain to_iter_dataset, 0 threads", "rate")
     table.add("LaneIterDataset over Grain at 0 threads", ratios, "x", least=4)
-    table.write(given.json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    run(argv, __doc__ or "", __file__, PEERS, report)
 
 
 if __name__ == "__main__":

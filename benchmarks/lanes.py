@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 import mixtures
-from common import Table, clock, measure, parse
+from common import Measured, Table, clock, run
 
 import zephon_jax as zx
 from zephon_jax import backend
@@ -64,12 +64,7 @@ PEERS = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
-    given = parse(argv, __doc__ or "", PEERS)
-    if given is None:
-        return
-    found = measure(__file__, PEERS, given)
-    table = Table()
+def report(table: Table, found: Measured) -> None:
     for peer, goal in GOALS.items():
         for num_lanes in LANES:
             own = found.of(peer, str(num_lanes), 1e3)
@@ -78,7 +73,10 @@ def main(argv: list[str] | None = None) -> None:
         table.add(f"own chunk, 512 lanes over 1, {peer}", apart, "x", most=goal)
     for num_lanes in ("1", "16", "64"):
         table.add(f"own chunk, {num_lanes} lanes, Zephon", found.of("zephon", num_lanes, 1e3), "ms")
-    table.write(given.json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    run(argv, __doc__ or "", __file__, PEERS, report)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import tempfile
 
 import mixtures
 import numpy as np
-from common import Table, clock, measure, parse, seconds
+from common import Measured, Table, clock, run, seconds
 
 import zephon_jax as zx
 from zephon_jax import backend, quota
@@ -146,12 +146,7 @@ PEERS = {
 }
 
 
-def main(argv: list[str] | None = None) -> None:
-    given = parse(argv, __doc__ or "", PEERS)
-    if given is None:
-        return
-    found = measure(__file__, PEERS, given)
-    table = Table()
+def report(table: Table, found: Measured) -> None:
     for peer, goals in GOALS.items():
         for k, goal in zip(COMPONENTS, goals, strict=True):
             table.add(f"{k} components, {peer}", found.of(peer, str(k), 1e3), "ms/chunk")
@@ -180,7 +175,10 @@ def main(argv: list[str] | None = None) -> None:
     # Shards of more than 2^31 samples need 64-bit words, which NumPy permutes in both.
     apart = [r[sizes[2]] / r[sizes[1]] for r in found.rounds["compiled scaling"]]
     table.add("time a chunk, 1e12 over 1e9 samples, compiled", apart, "x")
-    table.write(given.json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    run(argv, __doc__ or "", __file__, PEERS, report)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import sys
 import grain
 import mixtures
 import numpy as np
-from common import Table, clock, measure, parse, seconds
+from common import Measured, Table, clock, run, seconds
 
 import zephon_jax as zx
 from zephon_jax import backend
@@ -76,12 +76,7 @@ def grains(quick):
 PEERS = {"compiled": compiled, "NumPy": numpy, "ranges": ranges, "grain": grains}
 
 
-def main(argv: list[str] | None = None) -> None:
-    given = parse(argv, __doc__ or "", PEERS)
-    if given is None:
-        return
-    found = measure(__file__, PEERS, given)
-    table = Table()
+def report(table: Table, found: Measured) -> None:
     for peer, k, cold in (("compiled", 8, 0.5), ("compiled", 128, 4), ("NumPy", 8, 3),
                           ("NumPy", 128, 4)):  # fmt: skip
         what = f"seek to chunk 1e6, {k} components, {peer}"
@@ -96,7 +91,10 @@ def main(argv: list[str] | None = None) -> None:
     table.add("Grain mix and shuffle [i] in a loop", found.of("grain", "[i]", 1e6), "us")
     ratios = found.ratios("grain", "ranges", "[i]")
     table.add("Grain over MixtureMapDataset, [i] in a loop", ratios, "x", least=3)
-    table.write(given.json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    run(argv, __doc__ or "", __file__, PEERS, report)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import sys
 
 import mixtures
 import numpy as np
-from common import Table, clock, measure, parse
+from common import Measured, Table, clock, run
 
 import zephon_jax as zx
 
@@ -91,12 +91,7 @@ PEERS = {
 }  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> None:
-    given = parse(argv, __doc__ or "", PEERS)
-    if given is None:
-        return
-    found = measure(__file__, PEERS, given)
-    table = Table()
+def report(table: Table, found: Measured) -> None:
     for peer in ("NumPy", "compiled"):
         table.add(f"uneven shards, first chunk, {peer}", found.of(peer, "uneven"), "s")
         ratios = [1 / ratio for ratio in found.ratios("zephon", peer, "uneven")]
@@ -105,7 +100,10 @@ def main(argv: list[str] | None = None) -> None:
     table.add("global over 1e10 samples, first chunk", found.of("global", "global"), "s", most=0.05)
     table.add("the same, memory beyond its table", found.of("global", "memory"), "MB", most=20)
     table.add("import beyond grain and jax", found.of("imports", "import"), "s", most=0.3)
-    table.write(given.json)
+
+
+def main(argv: list[str] | None = None) -> None:
+    run(argv, __doc__ or "", __file__, PEERS, report)
 
 
 if __name__ == "__main__":

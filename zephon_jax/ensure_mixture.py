@@ -7,11 +7,10 @@ are read. Its state is the place of the oldest record it holds, and one bit for 
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any
 
 import grain
 
@@ -21,6 +20,7 @@ from zephon_jax.balance import Balance
 from zephon_jax.held_records import Held, HeldRecords
 from zephon_jax.keys import digest_words
 from zephon_jax.lane_transforms import EXHAUSTED
+from zephon_jax.mixture_place import MixturePlace, MixtureRules
 from zephon_jax.record_weights import RecordWeights
 from zephon_jax.weights import MixtureSpec, exact_weight, integer_weights
 
@@ -112,7 +112,7 @@ class EnsureMixture(grain.IterDataset):
             2, "EnsureMixture", *names, *map(str, self.weighed.ids), *map(str, self.weights),
             str(self.max_buffer_size), str(self.max_replay), *_name_of(weigh),
         ).tolist()  # fmt: skip
-        self.digest = low | high << 32
+        self.rules = MixtureRules(str(self), len(names), self.max_replay, low | high << 32)
 
     def __iter__(self) -> _Iterator:
         return _Iterator(self)
@@ -293,20 +293,12 @@ class _Iterator(grain.DatasetIterator):
         if self._pending is not None:
             return dict(self._pending)
         balance, held = self._balance, self._held
-        gone = held.gone.to_bytes(-(-self._dataset.max_replay // 8), "little")
-        return {
-            "parent": held.oldest.state if len(held) else self._parents[0].get_state(),
-            "num_elements": len(held),
-            "taken": base64.b64encode(gone).decode("ascii"),
-            "emitted": list(balance.emitted),
-            "active": _flags(balance.active),
-            "used_up": _flags(self._used_up),
-            "largest": balance.largest,
-            "drifting": int(self._drifting),
-            "num_dropped": self._num_dropped,
-            "in_vain": self._in_vain,
-            "mixture": f"{self._dataset.digest:016x}",
-        }
+        parent = held.oldest.state if len(held) else self._parents[0].get_state()
+        place = MixturePlace(
+            len(held), held.gone, balance.emitted, balance.active, self._used_up, balance.largest,
+            self._drifting, self._num_dropped, self._in_vain,
+        )  # fmt: skip
+        return {"parent": parent, **place.to_json(self._dataset.rules)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a place that `get_state` described; records are read again with the next one.
@@ -315,7 +307,7 @@ class _Iterator(grain.DatasetIterator):
           ValueError: If it is not a state of this transform with these components.
         """
         self._assert_not_closed()
-        _Place.of(state, self._dataset)
+        MixturePlace.of(state, self._dataset.rules)
         before = self.get_state()
         try:
             self._restore(state)
@@ -326,10 +318,10 @@ class _Iterator(grain.DatasetIterator):
     def _restore(self, state: dict[str, Any]) -> None:
         self._reopen(state["parent"])
         self._forget()
-        self._go_to(_Place.of(state, self._dataset))
+        self._go_to(MixturePlace.of(state, self._dataset.rules))
         self._pending = dict(state)
 
-    def _go_to(self, place: _Place) -> None:
+    def _go_to(self, place: MixturePlace) -> None:
         self._balance.set(list(place.emitted), list(place.active))
         self._balance.largest, self._drifting = place.largest, place.drifting
         self._used_up = list(place.used_up)
@@ -337,7 +329,7 @@ class _Iterator(grain.DatasetIterator):
 
     def _replay(self, state: dict[str, Any]) -> None:
         """Takes the same elements again, and holds those that were held."""
-        place = _Place.of(state, self._dataset)
+        place = MixturePlace.of(state, self._dataset.rules)
         try:
             for index in range(place.num_elements):
                 self._pull()
@@ -353,57 +345,3 @@ class _Iterator(grain.DatasetIterator):
 
     def __str__(self) -> str:
         return f"EnsureMixtureIterator({self._dataset})"
-
-
-class _Place(NamedTuple):
-    """A state that was checked."""
-
-    num_elements: int
-    gone: int  # a bit for each of the elements
-    emitted: list[int]
-    active: list[bool]
-    used_up: list[bool]
-    largest: int
-    drifting: bool
-    num_dropped: int
-    in_vain: int
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any], dataset: EnsureMixture) -> _Place:
-        """Reads a state.
-
-        Raises:
-          ValueError: If it is not of this mixture.
-        """
-        if not isinstance(state, Mapping) or "mixture" not in state:
-            raise ValueError(f"not the state of EnsureMixture: {str(state)[:80]!r}.")
-        if state["mixture"] != f"{dataset.digest:016x}":
-            raise ValueError(
-                "the state was saved with another target_mixture, or other component_ids, weigh,"
-                f" max_buffer_size or max_replay than {dataset} has. Use those, or start anew."
-            )
-        try:
-            num_elements = as_int(state["num_elements"], "num_elements", 0, dataset.max_replay)
-            gone = int.from_bytes(base64.b64decode(state["taken"], validate=True), "little")
-            emitted = [as_int(n, "emitted", 0) for n in state["emitted"]]
-            active, used_up = (
-                [bool("01".index(c)) for c in state[name]] for name in ("active", "used_up")
-            )
-            drifting = as_int(state["drifting"], "drifting", 0, 1)
-            largest, num_dropped, in_vain = (
-                as_int(state[name], name, 0) for name in ("largest", "num_dropped", "in_vain")
-            )
-            if gone & 1 or gone >> num_elements:
-                raise ValueError(f"'taken' is not of {num_elements} elements")
-            if {*map(len, (emitted, active, used_up))} != {len(dataset.weights)}:
-                raise ValueError(f"there are {len(dataset.weights)} components")
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not the state of EnsureMixture: {error!r}.") from None
-        return cls(
-            num_elements, gone, emitted, active, used_up, largest, bool(drifting), num_dropped,
-            in_vain,
-        )  # fmt: skip
-
-
-def _flags(values: list[bool]) -> str:
-    return "".join("01"[value] for value in values)
