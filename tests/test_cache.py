@@ -566,7 +566,7 @@ def test_copy_of_a_killed_maker_is_made_by_who_waits_for_it(tmp_path):
     found[0].close()
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_fork_while_a_copy_is_made(tmp_path):
     """The child neither holds the lock nor lets it go, and outlives the parent's holding it."""
     cache, begun, end = ShardCache(tmp_path, 100), threading.Event(), threading.Event()

@@ -186,7 +186,7 @@ def test_forbidden_and_missing(server, bucket, stager):
         Dataset.from_path("far", "s3://nowhere/x/", storage_options=server.storage_options)
 
 
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_reader_of_ones_own_after_a_fork(server, bucket, tmp_path, stager):
     """A thread holds its locks and others fetch while the process forks; both go on."""
     for shard in range(6):
