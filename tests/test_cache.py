@@ -566,6 +566,60 @@ def test_copy_of_a_killed_maker_is_made_by_who_waits_for_it(tmp_path):
     found[0].close()
 
 
+def _make_and_fork(folder, pipe):
+    """Makes a copy for ever, with a forked process beside it that has no part in it."""
+    begun = threading.Event()
+
+    def make(target):
+        begun.set()
+        time.sleep(60)
+
+    copy = Entry("a", 10, True, make)
+    threading.Thread(target=ShardCache(folder, 100).acquire, args=(copy,), daemon=True).start()
+    assert begun.wait(30)
+    if os.fork() == 0:
+        signal.alarm(60)
+        pipe.send(os.getpid())
+    time.sleep(60)
+
+
+def test_copy_of_a_killed_maker_is_free_though_its_forked_process_lives(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    pipe, theirs = context.Pipe()
+    maker = context.Process(target=_make_and_fork, args=(tmp_path, theirs))
+    maker.start()
+    assert pipe.poll(60)
+    child = pipe.recv()
+    try:
+        locks = CacheLocks(str(tmp_path))
+        with locks.abandoned("a", "b") as gone:
+            assert not gone
+        os.kill(maker.pid, signal.SIGKILL)
+        maker.join()
+        with locks.abandoned("a", "b") as gone:
+            assert gone
+        os.kill(child, 0)  # It lives.
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_child_that_leaves_the_block_of_its_parent_unlocks_nothing(tmp_path):
+    locks = CacheLocks(str(tmp_path))
+    locks.make_folder()
+    parent, child = os.getpid(), 0
+    with locks.maker("a", lambda: 0.0):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+        else:
+            assert os.waitpid(child, 0)[1] == 0
+            with CacheLocks(str(tmp_path)).abandoned("a", "b") as gone:
+                assert not gone
+    if os.getpid() != parent:
+        os._exit(0)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_fork_while_a_copy_is_made(tmp_path):
     """The child neither holds the lock nor lets it go, and outlives the parent's holding it."""
