@@ -167,8 +167,28 @@ def test_running_cost_equals_adding_up(counts, block, shards, reshuffle, data):
     start = data.draw(st.integers(0, len(costs) - 1), label="start")
     some = np.arange(start, len(costs))
     assert (running.spent(some) + before[start]).tolist() == before[start:-1]
+    stop = data.draw(st.integers(start + 1, len(costs)), label="stop")
+    pieces = running.pieces(start, stop)
+    assert pieces.first[0] <= start < pieces.first[1]
+    assert pieces.first[-2] < stop <= pieces.first[-1]
+    assert len(pieces.first) - 1 <= running.num_pieces(start, stop)
+    known = pieces.first <= len(costs)
+    assert (pieces.base + pieces.before[known]).tolist() == [
+        before[draw] for draw in pieces.first[known].tolist()
+    ]
     # Looked at so thinly, a table of pieces is not worth it.
     assert running.spent(some[[0, -1]]).tolist() == [0, before[-2] - before[start]]
+
+
+def test_pieces_are_made_where_they_are_asked_for():
+    """A pass of 10^9 samples has 6 * 10^7 blocks of 16; a few draws lie in a few of them."""
+    cursor = cursor_of([10**7] * 100, 16)
+    running = RunningCost(cursor, np.arange(100, 200) * 10**7)
+    start = 10**9 - 40  # over the end of the pass
+    pieces = running.pieces(start, start + 100)
+    assert pieces.first.tolist() == [10**9 - 48 + 16 * n for n in range(8)]
+    few = np.asarray([start, start + 60])
+    assert running.spent(few)[1] == running.draw(start + 60).before - running.draw(start).before
 
 
 @given(

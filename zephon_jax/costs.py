@@ -213,15 +213,22 @@ class RunningCost:
             return Pieces(zero + passes * self._samples, passes * self._total, base)
         ends, sums = self._runs(first, last)
         if self._cursor.block:
-            inside = np.arange(0, self._samples, self._cursor.block)
-            blocks = np.arange(last - first + 1)[:, None] * self._samples + inside
-            at = np.append(blocks.reshape(-1), ends[-1])
-            at = at[_around(at, start - zero, stop - zero)]
+            at = self._block_starts(start - zero, stop - zero)
             run = np.searchsorted(ends[1:-1], at, side="right")
             cost, length = sums[run + 1] - sums[run], ends[run + 1] - ends[run]
             return Pieces(zero + at, sums[run] + shared(cost, length, at - ends[run]), base)
         near = _around(ends, start - zero, stop - zero)
         return Pieces(zero + ends[near], sums[near], base)
+
+    def _block_starts(self, start: int, stop: int) -> np.ndarray:
+        """Where blocks begin, passes laid end to end: those from `start` on, and the end."""
+        block, of_pass = self._cursor.block, -(-self._samples // self._cursor.block)
+        low, high = (
+            position // self._samples * of_pass + position % self._samples // block
+            for position in (start, stop - 1)
+        )
+        pass_index, place = np.divmod(np.arange(low, high + 2), of_pass)
+        return pass_index * self._samples + place * block
 
     def _runs(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
         """Samples and cost before each shard of some passes laid end to end: int64 (R + 1,)."""
