@@ -94,6 +94,42 @@ def test_look_ahead_does_not_drop_what_is_sooner(tmp_path):
     assert held(cache) == ["b", "c"]
 
 
+def test_look_ahead_drops_nothing_for_what_does_not_fit(tmp_path):
+    cache = ShardCache(tmp_path, 100)
+    use(cache, "later")
+    with cache.acquire(entry("used", 80)):
+        cache.plan(0, ["used", "next", "later"])
+        assert cache.acquire(entry("next", 30), ahead=True) is None
+        assert held(cache) == ["later", "used"]
+        cache.acquire(entry("next", 20), ahead=True).close()  # Room for it can be made.
+        assert held(cache) == ["next", "used"]
+    cache.plan(0, ["huge", "next", "used"])
+    assert cache.acquire(entry("huge", 101), ahead=True) is None
+    assert held(cache) == ["next", "used"]
+    use(cache, "huge", size=101)  # Needed now.
+    assert held(cache) == ["huge"]
+
+
+def test_look_ahead_drops_nothing_for_what_turns_out_not_to_fit(tmp_path):
+    cache, made = ShardCache(tmp_path, 30), []
+    use(cache, "sooner")
+    use(cache, "later")
+    cache.plan(0, ["sooner", "big", "later"])
+
+    def make(target):
+        made.append(target)
+        with open(target, "r+b") as file:
+            file.write(b"x" * 25)
+
+    big = Entry("big", 5, False, make)
+    for _ in range(2):
+        assert cache.acquire(big, ahead=True) is None
+        assert held(cache) == ["later", "sooner"]
+    assert len(made) == 1  # Its size is known now.
+    cache.acquire(big).close()
+    assert held(cache) == ["big"]
+
+
 def test_larger_than_the_budget(tmp_path):
     cache = ShardCache(tmp_path, 5)
     use(cache, "a")

@@ -4,9 +4,9 @@ import gzip
 
 from helpers import wait_until
 
-from zephon_jax.cache import Entry
+from zephon_jax.cache import Entry, ShardCache
 from zephon_jax.catalog import Dataset
-from zephon_jax.look_ahead import _Plan
+from zephon_jax.look_ahead import LookAhead, _Plan
 from zephon_jax.staging import Stager
 
 
@@ -15,7 +15,7 @@ def test_nearest_missing_copy_is_first():
     there, busy = {"a", "c"}, {"b"}
 
     def first(before=99):
-        found = plan.first(before, busy.__contains__, there.__contains__)
+        found = plan.first(before, lambda entry: entry.name in busy, there.__contains__)
         return None if found is None else (found[0], found[1].name)
 
     assert first() == (3, "d")
@@ -55,3 +55,24 @@ def test_looks_grow_with_the_number_of_shards_not_its_square(tmp_path, monkeypat
     stager.close()
     assert set(looks) == set(names)
     assert len(looks) <= 4 * num_shards
+
+
+def test_look_ahead_goes_on_where_a_copy_does_not_fit(tmp_path):
+    """Neither what is larger than the budget nor what there is no room for now stops it."""
+    cache, made = ShardCache(tmp_path, 100), []
+
+    def entry(name, size):
+        return Entry(name, size, True, made.append)
+
+    with cache.acquire(entry("used", 50)):
+        sizes = {"used": 50, "huge": 101, "a": 20, "large": 40, "b": 10, "as large": 40, "c": 10}
+        ahead = LookAhead(lambda: cache)
+        ahead.plan("lane", [entry(name, size) for name, size in sizes.items()])
+        wait_until(lambda: all(map(cache.has, "abc")))
+        assert not any(map(cache.has, ["huge", "large", "as large"]))
+        assert len(made) == 4
+    ahead.plan("lane", [entry("large", 40), entry("huge", 101), entry("a", 20)])
+    wait_until(lambda: cache.has("large"))
+    assert cache.has("a")
+    ahead.close()
+    cache.plan("lane", [])

@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from zephon_jax.cache_count import PART, HeldCount
@@ -89,6 +89,8 @@ class ShardCache:
         self._locks = CacheLocks(self.folder)
         self._plans = Plans(os.path.join(self.folder, "plans"))
         self._count = HeldCount(os.path.join(self.folder, "held"), self._copies)
+        # Bytes of copies that came out larger than was thought and were not kept.
+        self._outgrown: dict[str, int] = {}
         self._make_folders()
 
     def _make_folders(self) -> None:
@@ -107,7 +109,8 @@ class ShardCache:
           ahead: True for a copy that is planned but not needed yet.
 
         Returns:
-          The lease; None if the copy is made ahead and nothing that is needed later can go.
+          The lease; None if the copy is made ahead and does not fit, whatever of what is needed
+          later would go. Then nothing has gone.
 
         Raises:
           OSError: If the disk is full, or what making the copy raises.
@@ -173,22 +176,30 @@ class ShardCache:
         try:
             os.fsync(fd)  # A power loss must not leave a whole name with nothing behind it.
             fcntl.flock(fd, fcntl.LOCK_SH)  # In use from its first moment.
-            self._settle(entry, os.fstat(fd).st_size)
+            settled = self._settle(entry, os.fstat(fd).st_size, ahead)
         except BaseException:
             os.close(fd)
             raise
+        if not settled:
+            os.close(fd)
+            return None
         return Lease(os.path.join(self._copies, entry.name), fd)
 
-    def _settle(self, entry: Entry, size: int) -> None:
-        """Gives a copy that is made its name."""
+    def _settle(self, entry: Entry, size: int, ahead: bool) -> bool:
+        """Gives a copy that is made its name; False if it was made ahead and does not fit."""
         path = os.path.join(self._copies, entry.name)
         with self._locks.room():
+            # It may have come out larger than the room that was made for it.
+            if not entry.exact and not self._count.fits(self.max_bytes):
+                fits = self._drop_until(self.max_bytes - size, keep=entry.name, only_later=ahead)
+                if ahead and not fits:
+                    self._outgrown[entry.name] = size
+                    _unlink(path + PART)
+                    return False
             self._count.settle(entry.name, size)
             os.replace(path + PART, path)
             _unlink(path + PART + ".done")
-            # It may have come out larger than the room that was made for it.
-            if not entry.exact and not self._count.fits(self.max_bytes):
-                self._drop_until(self.max_bytes - size, keep=entry.name)
+        return True
 
     def _fill(self, entry: Entry, part: str, ahead: bool) -> bool:
         """Makes a copy; on a full disk, drops all that can go for one that is needed now.
@@ -213,9 +224,11 @@ class ShardCache:
         return False
 
     def _make_room(self, entry: Entry, ahead: bool) -> bool:
+        if ahead and max(entry.size, self._outgrown.get(entry.name, 0)) > self.max_bytes:
+            return False
         part = os.path.join(self._copies, entry.name + PART)
         with self._locks.room():
-            room = self.max_bytes - entry.size
+            room = self.max_bytes - max(entry.size, self._outgrown.get(entry.name, 0))
             if not self._count.fits(room, without=entry.name):
                 fits = self._drop_until(room, keep=entry.name, only_later=ahead)
                 if not fits and ahead:
@@ -230,7 +243,8 @@ class ShardCache:
     def _drop_until(self, max_bytes: int, keep: str, only_later: bool = False) -> bool:
         """Drops copies until the others fit; False if that cannot be.
 
-        With `only_later`, only those whose next use comes after that of `keep` may go.
+        With `only_later`, only those whose next use comes after that of `keep` may go, and none
+        does unless that is enough.
         """
         copies = sorted(self._list(), key=lambda copy: copy[2])  # Oldest use first.
         making = self._being_made([name for name, _, _ in copies], keep)
@@ -256,9 +270,11 @@ class ShardCache:
             unwanted = rank == never and sizes[name] - excess < spare
             if rank <= limit or (excess <= 0 and not unwanted):
                 break
-            if self._drop(name, keep):
+            if self._is_free(name, keep) if only_later else self._drop(name, keep):
                 dropped.add(name)
                 excess -= sizes[name]
+        if only_later:
+            return {name for name in dropped if excess <= 0 and self._drop(name, keep)}
         return dropped
 
     def _being_made(self, held: Sequence[str], mine: str) -> list[str]:
@@ -271,27 +287,37 @@ class ShardCache:
                     making.append(name)
         return making
 
+    def _is_free(self, name: str, mine: str) -> bool:
+        """True if nobody uses a copy or makes it out of this part now."""
+        with self._unused(name, mine) as free:
+            return free
+
     def _drop(self, name: str, mine: str) -> bool:
         """Removes a copy or a part that nobody uses."""
-        path = os.path.join(self._copies, name)
-        if name.endswith(PART):
-            with self._locks.abandoned(name.removesuffix(PART), mine) as gone:
-                if gone:
-                    _unlink(path)
-                    _unlink(path + ".done")
-            return gone
-        try:
-            fd = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _unlink(path)
-        except BlockingIOError:
-            return False
-        finally:
-            os.close(fd)
-        return True
+        with self._unused(name, mine) as free:
+            if free:
+                _unlink(os.path.join(self._copies, name))
+                if name.endswith(PART):
+                    _unlink(os.path.join(self._copies, name + ".done"))
+            return free
+
+    @contextlib.contextmanager
+    def _unused(self, name: str, mine: str) -> Iterator[bool]:
+        """Keeps others from a copy or a part, and yields True, if none of them uses it now."""
+        with contextlib.ExitStack() as stack:
+            free = True
+            if name.endswith(PART):
+                making = self._locks.abandoned(name.removesuffix(PART), mine)
+                free = stack.enter_context(making)
+            else:
+                with contextlib.suppress(FileNotFoundError):
+                    fd = os.open(os.path.join(self._copies, name), os.O_RDONLY)
+                    stack.callback(os.close, fd)
+                    try:
+                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        free = False
+            yield free
 
     def _list(self) -> list[tuple[str, int, float]]:
         """Name, bytes and time of last use of every copy and part."""

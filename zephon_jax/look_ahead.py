@@ -28,13 +28,13 @@ class _Plan:
         self._left = deque(enumerate(entries))
 
     def first(
-        self, before: float, waits: Callable[[str], bool], has: Callable[[str], bool]
+        self, before: float, waits: Callable[[Entry], bool], has: Callable[[str], bool]
     ) -> tuple[int, Entry] | None:
         """The rank and copy of the first one that is missing, if its rank is below `before`."""
         waiting, found = [], None
         while found is None and self._left and self._left[0][0] < before:
             rank, entry = self._left.popleft()
-            if waits(entry.name):
+            if waits(entry):
                 waiting.append((rank, entry))
             elif not has(entry.name):
                 waiting.append((rank, entry))
@@ -55,7 +55,9 @@ class LookAhead:
         self._changed = threading.Condition()  # Its lock guards all below, and is reentrant.
         self._plans: dict[Hashable, _Plan] = {}
         self._busy: set[str] = set()
-        self._full_until = 0.0  # No room before, unless plans change.
+        # There was no room for a copy of this size. No other so large is tried before that time,
+        # unless plans change: what is wanted still later has a claim on less room.
+        self._refused, self._refused_until = math.inf, 0.0
         self._retry_at: dict[str, float] = {}
         self._threads: list[threading.Thread] = []
         self._turn = threading.Lock()
@@ -70,7 +72,7 @@ class LookAhead:
             self._cache().plan(owner, [entry.name for entry in entries])
         with self._changed:
             self._plans.pop(owner, None)
-            self._full_until = 0.0
+            self._refused = math.inf
             if entries:
                 self._plans[owner] = _Plan(entries)
                 self._start_threads()
@@ -127,17 +129,23 @@ class LookAhead:
     def _pick(self) -> Entry | None:
         """Returns the planned copy with the nearest use that nobody is making."""
         now = time.monotonic()
-        if now < self._full_until:
+        if now >= self._refused_until:
+            self._refused = math.inf
+        if self._refused <= 0:
             return None
+        limit = min(self._refused - 1, self._cache().max_bytes)
 
-        def waits(name: str) -> bool:
-            return name in self._busy or self._retry_at.get(name, 0) > now
+        def waits(entry: Entry) -> bool:
+            busy = entry.name in self._busy or self._retry_at.get(entry.name, 0) > now
+            return busy or entry.size > limit
 
         rank, picked = math.inf, None
         for plan in self._plans.values():
             found = plan.first(rank, waits, self._cache().has)
             if found is not None:
                 rank, picked = found
+        if picked is None and self._refused < math.inf:
+            self._refused = 0  # None is small enough: no need to look before that time.
         return picked
 
     def _make_ahead(self, entry: Entry, end_turn: Callable[[], None]) -> None:
@@ -145,10 +153,10 @@ class LookAhead:
             end_turn()
             entry.make(target)
 
-        full, failed = False, False
+        refused, failed = False, False
         try:
             lease = self._cache().acquire(entry._replace(make=make), ahead=True)
-            full = lease is None
+            refused = lease is None
             if lease is not None:
                 lease.close()
         except Exception:
@@ -156,8 +164,8 @@ class LookAhead:
         with self._changed:
             self._busy.discard(entry.name)
             now = time.monotonic()
-            if full:
-                self._full_until = now + _WAIT_SECONDS
+            if refused:
+                self._refused, self._refused_until = entry.size, now + _WAIT_SECONDS
             if failed:
                 self._retry_at[entry.name] = now + _ERROR_SECONDS
             self._changed.notify_all()
