@@ -1,6 +1,7 @@
 """Data as people keep it: odd names, links, globs, odd files, and sources that misbehave."""
 
 import http.server
+import itertools
 import json
 import os
 import socketserver
@@ -17,6 +18,7 @@ import pytest
 import zstandard
 
 from zephon_jax.catalog import Dataset
+from zephon_jax.formats import jsonl
 from zephon_jax.formats.files import natural_key
 from zephon_jax.reader import Reader, read
 
@@ -138,6 +140,39 @@ def test_byte_order_mark(tmp_path, ending):
     dataset = Dataset.from_path("web", tmp_path)
     assert dataset.shard_counts.tolist() == [2, 1, 0]
     assert read_all(dataset) == [{"n": 1}, 2, 3]
+
+
+BREAKS = [b"", b"\n", b"\r\n", b"\n\r\n", b"\r\r\n", b"\r", b"\r\r", b" ", b" \n", b"\r\n\r"]
+
+
+@pytest.mark.parametrize("scan_bytes", [1, 2, 5, 1 << 20])
+@pytest.mark.parametrize("ending", [b'{"a": 1}\n', b'{"a": 1}', b""])
+@pytest.mark.parametrize("begin", BREAKS)
+def test_a_byte_order_mark_changes_no_lines(tmp_path, monkeypatch, begin, ending, scan_bytes):
+    """A line is blank that holds no more than its LF or CR LF, with the mark and without."""
+    monkeypatch.setattr(jsonl, "_SCAN_BYTES", scan_bytes)
+    path, body = tmp_path / "a.jsonl", begin + ending
+    *ended, last = body.split(b"\n")
+    lines = [line + b"\n" for line in ended if line not in (b"", b"\r")] + [last] * bool(last)
+    for head in (b"", b"\xef\xbb\xbf"):
+        path.write_bytes(head + body)
+        offsets = jsonl.line_offsets(str(path)).tolist()
+        found = [(head + body)[start:stop] for start, stop in itertools.pairwise(offsets)]
+        assert len(found) == len(lines)
+        assert all(map(bytes.startswith, found, lines))
+        assert offsets[-1] == len(head + body)
+
+
+def test_lines_behind_a_byte_order_mark(tmp_path):
+    path = tmp_path / "a.jsonl"
+    for blank, num_blank in ((b"\n", 1), (b"\r\n", 1), (b"\n\r\n", 2), (b"", 0)):
+        path.write_bytes(b"\xef\xbb\xbf" + blank + b'{"a": 1}\nno\n')
+        dataset = Dataset.from_path("web", path)
+        assert Reader().read({0: dataset}, [[0, 0, 0]]) == [{"a": 1}]
+        with pytest.raises(ValueError, match=rf"record 1 \(line {num_blank + 2}\)"):
+            Reader().read({0: dataset}, [[0, 0, 1]])
+    path.write_bytes(b'\xef\xbb\xbf\r\r{"a": 1}\n')  # CR is no line break, but JSON takes it.
+    assert records_of(path) == [{"a": 1}]
 
 
 def test_zstd_with_frames_to_skip_and_large_windows(tmp_path):

@@ -64,11 +64,13 @@ def line_offsets(path: str) -> np.ndarray:
       path: A local, uncompressed file.
 
     Returns:
-      int64 (number of lines + 1,). Blank lines belong to the line before them.
+      int64 (number of lines + 1,). Blank lines belong to the line before them, and a byte order
+      mark to no line.
     """
-    starts, size = [], 0
-    previous_end, last_byte = 0, b""  # Where the line that is being read began.
+    starts, size, last_byte = [], 0, b""
     with open(path, "rb", buffering=0) as file:
+        marked = os.pread(file.fileno(), len(BYTE_ORDER_MARK), 0) == BYTE_ORDER_MARK
+        previous_end = len(BYTE_ORDER_MARK) if marked else 0  # Where the next line begins.
         while block := file.read(_SCAN_BYTES):
             codes = np.frombuffer(block, np.uint8)
             ends = np.flatnonzero(codes == 10) + (size + 1)
@@ -79,19 +81,7 @@ def line_offsets(path: str) -> np.ndarray:
             size += len(block)
             last_byte = block[-1:]
     tail = [previous_end] if size > previous_end else []
-    offsets = np.concatenate([*starts, tail, [size]]).astype(np.int64)
-    return _without_mark(path, offsets)
-
-
-def _without_mark(path: str, offsets: np.ndarray) -> np.ndarray:
-    """Begins the first line behind a byte order mark; a line of nothing else is blank."""
-    with open(path, "rb") as file:
-        head = file.read(5)
-    if head.startswith(BYTE_ORDER_MARK):
-        offsets[0] += len(BYTE_ORDER_MARK)
-        if len(offsets) > 1 and not head.removeprefix(BYTE_ORDER_MARK).rstrip(b"\r\n")[:1]:
-            return offsets[1:]
-    return offsets
+    return np.concatenate([*starts, tail, [size]]).astype(np.int64)
 
 
 def _is_not_blank(begins: np.ndarray, ends: np.ndarray, data: bytes, base: int) -> np.ndarray:
