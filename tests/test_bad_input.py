@@ -372,3 +372,12 @@ def test_kernels_check_what_they_can():
     for assignment in zx.lanes.ASSIGNMENTS:
         with pytest.raises(TypeError, match="seed"):
             zx.lanes.lane_of_chunk(0, 4, 1.5, assignment)
+
+
+def test_a_cut_past_the_end_of_a_run_is_refused():
+    source = zx.StaticMixtureWorkSource([zx.Dataset.from_counts("a", [30])], {"a": 1}, 10)
+    for origin in (0, 2, 3):  # the run has chunks 0, 1 and 2
+        assert source.next_chunk(source.seek(4, 0, 2, origin=origin))[0] is None
+    for origin in (4, 1000):
+        with pytest.raises(ValueError, match=f"origin = {origin} is past the end.*has 3 chunks"):
+            source.seek(1000, 0, 2, origin=origin)

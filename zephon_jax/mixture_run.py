@@ -92,7 +92,13 @@ class MixtureRun:
     def seek(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> MixtureState:
         """The state whose next chunk is this lane's first at or after `chunk_index`."""
         first = self.states.lane_chunk(chunk_index, lane, num_lanes, origin)
-        return self.states.state(self.eras.seek(first), lane, num_lanes, origin)
+        position = self.eras.seek(first)
+        if position.chunk_index < origin:
+            raise ValueError(
+                f"origin = {origin} is past the end of the run, which has"
+                f" {position.chunk_index} chunks."
+            )
+        return self.states.state(position, lane, num_lanes, origin)
 
     def next_chunk(self, state: MixtureState) -> tuple[WorkChunk | None, MixtureState]:
         """The lane's next chunk and the state after it; at the end None and the same state."""
