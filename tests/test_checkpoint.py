@@ -206,14 +206,14 @@ def test_what_others_save_meanwhile_is_not_abandoned(tmp_path):
 def test_a_save_whose_pruning_fails_says_that_it_was_saved(tmp_path, monkeypatch):
     from fsspec.implementations.local import LocalFileSystem
 
-    def denied(self, path, recursive=False, maxdepth=None):
+    def denied(self, path):
         raise PermissionError(f"not yours: {path}")
 
     [dataset] = hosts(readable(), 4, rows, 1)
     [iterator] = advanced([dataset], 1)
     zx.save_checkpoint(tmp_path, iterator)
     next(iterator)
-    monkeypatch.setattr(LocalFileSystem, "rm", denied)
+    monkeypatch.setattr(LocalFileSystem, "rm_file", denied)
     with pytest.raises(RuntimeError, match=r"step 2 was saved, but older .* not yours"):
         zx.save_checkpoint(tmp_path, iterator, keep=1)
     assert zx.restore_checkpoint(tmp_path, iter(dataset)) == 2

@@ -16,16 +16,17 @@ import fsspec
 
 from zephon_jax._xp import as_int
 from zephon_jax.checkpoint_folder import (
-    abandon,
+    Checkpoint,
     choose,
     folder_of,
-    later_than,
+    make_manifest,
     open_checkpoint,
-    prune,
     read_files,
+    remove_mark,
     write_file,
     write_manifest,
 )
+from zephon_jax.checkpoint_steps import abandon, check_runs, later_than, prune
 from zephon_jax.elastic_run import PipelineChanged
 from zephon_jax.lane_files import LANES, digest_of, from_files, to_files, unwrap
 from zephon_jax.meeting import meet
@@ -55,6 +56,11 @@ def check_iterator(iterator: Any) -> None:
         )
 
 
+def _under(iterator: Any) -> Any:
+    """The elastic iterator that is given, or that what is given stands on."""
+    return getattr(iterator, "iterator", iterator)
+
+
 def save_checkpoint(
     directory: Any,
     iterator: Any,
@@ -70,15 +76,16 @@ def save_checkpoint(
 
     One save of a directory follows the other. A host that leaves one out costs that save alone.
     After a run went back to an earlier step, its next save marks later checkpoints as abandoned,
-    with a warning: they stay, but are restored only where their step is asked for.
+    with a warning: they stay, but are restored only where their step is asked for. What another run
+    has saved at this step or a later one is never touched: the save is refused.
 
     Args:
       directory: Folder or URL (fsspec) that all hosts see; each step is a folder in it.
       iterator: An elastic iterator, or the `GlobalBatches` on top of one.
       step: Names the checkpoint; the iterator's own step by default.
       state: An earlier `get_state()` to save instead of the present one: a snapshot.
-      keep: Remove all but so many of the newest complete checkpoints and the one saved now, but
-        none of a later step.
+      keep: Remove all but so many of this run's newest whole checkpoints and the one saved now, but
+        none of a later step. Only own files are removed, and nothing of another run.
       timeout: Seconds to wait for the other hosts.
       gather: Takes (tag, text, timeout) and returns the texts of all hosts, where hosts are not
         those of `jax.distributed`. Tags name the step and are the same on all hosts.
@@ -90,8 +97,8 @@ def save_checkpoint(
     Raises:
       TypeError, ValueError: If an argument is not allowed.
       TimeoutError: If another host does not come, naming the processes.
-      RuntimeError: If another host could not write, or is at another step, or lanes are of no
-        host that came.
+      RuntimeError: If a host could not write, or is at another step, or lanes are of no host that
+        came, or another run has saved this step or a later one.
 
     Example:
       >>> import tempfile, zephon_jax as zx
@@ -121,6 +128,7 @@ def save_checkpoint(
     failed = [text for text in meeting(1, problem) if text]
     if failed:
         raise RuntimeError(failed[0])
+    _under(iterator).taken_up = None
     if part.later:
         steps = sorted(part.later.values())
         warnings.warn(
@@ -138,29 +146,42 @@ class _Part(NamedTuple):
     folder: str
     state: Mapping[str, Any]
     later: Mapping[str, int]  # folders of checkpoints that this one abandons, and their steps
+    taken_up: str | None  # folder of an abandoned one that this one goes on from
     report: dict[str, Any]  # what the other hosts are told
 
 
 def _write_part(
-    fs: Any, root: str, iterator: Any, step: int | None, state: Mapping[str, Any] | None
+    fs: Any, root: str, iterator: Any, step: int | None, snapshot: Mapping[str, Any] | None
 ) -> _Part:
     """Writes this host's file. What goes wrong is for all hosts to hear, and so is not raised."""
     lanes = sorted(iterator.dataset.written_lanes)
     report: dict[str, Any] = {"files": {}, "step": step, "error": ""}
+    state: dict[str, Any] = {}
     folder, later = "", {}
     try:
-        state = dict(iterator.get_state() if state is None else state)
-        step = report["step"] = int(state["step"]) if step is None else step
-        folder = folder_of(root, step)
+        given = snapshot is not None
+        state = _under(iterator).checked_state(snapshot) if given else iterator.get_state()
+        named: int = state["step"] if step is None else step
+        step = report["step"] = named
+        folder = folder_of(root, named)
+        check_runs(fs, root, named, state["run"], later=0 in lanes)
         if 0 in lanes:  # before any lane is written: what others save from now on is not meant
-            later = later_than(fs, root, step)
+            later = later_than(fs, root, named, state["run"])
         fs.makedirs(folder, exist_ok=True)
         for name, data in to_files(state, lanes).items():
             write_file(fs, f"{folder}/{name}", data)
             report["files"][name] = lanes
     except Exception as error:
         report["error"] = f"{type(error).__name__}: {error}"
-    return _Part(step, folder, state or {}, later, report)
+    return _Part(step, folder, state, later, _taken_up(root, iterator, step), report)
+
+
+def _taken_up(root: str, iterator: Any, step: int | None) -> str | None:
+    """The abandoned checkpoint that the run went on from to this step, None where there is none."""
+    before: Checkpoint | None = getattr(_under(iterator), "taken_up", None)
+    if before is None or step is None or before.step >= step:
+        return None
+    return before.folder if before.folder.rsplit("/", 1)[0] == root.rstrip("/") else None
 
 
 def _meet(
@@ -179,7 +200,8 @@ def _check_reports(reports: Sequence[Mapping[str, Any]], step: int | None, num_l
     """Checks on every host that all could write, are at this step, and have written all lanes."""
     failed = [f"process {p}: {r['error']}" for p, r in enumerate(reports) if r["error"]]
     if failed:
-        raise RuntimeError(f"step {step} was not saved: {'; '.join(failed)}")
+        what = "nothing was saved" if step is None else f"step {step} was not saved"
+        raise RuntimeError(f"{what}: {'; '.join(failed)}")
     if any(report["step"] != step for report in reports):
         steps = [report["step"] for report in reports]
         raise RuntimeError(f"nothing was saved: processes 0, 1, ... are at steps {steps}.")
@@ -201,11 +223,14 @@ def _finish(
     done = f"step {part.step} was not saved"
     try:
         lanes = {name: held for report in reports for name, held in report["files"].items()}
-        abandon(fs, part.later, part.step)  # first: else they would be the newest
-        write_manifest(fs, part.folder, part.state, lanes)
+        manifest = make_manifest(fs, part.folder, part.state, lanes)
+        abandon(fs, part.later, part.step)  # before it: else they would be the newest
+        write_manifest(fs, part.folder, manifest)
+        if part.taken_up is not None:
+            remove_mark(fs, part.taken_up)
         done = f"step {part.step} was saved, but older checkpoints could not be removed"
         if keep is not None:
-            prune(fs, root, keep, part.step)
+            prune(fs, root, keep, part.step, part.state["run"])
     except Exception as problem:
         return f"{done}: {type(problem).__name__}: {problem}"
     return ""
@@ -246,6 +271,7 @@ def restore_checkpoint(
         iterator.set_state(state)
         if state["spec"] and isinstance(error := iterator.peek_error(), PipelineChanged):
             raise error
+        _under(iterator).taken_up = found if found.abandoned else None
     except ValueError as error:
         iterator.set_state(before)
         raise ValueError(f"{found.folder}, files {sorted(files)}: {error}") from error

@@ -18,21 +18,29 @@ from typing import Any, NamedTuple
 from zephon_jax.lane_files import LANES, SHARED, check_alike, from_files, unwrap, wrap
 
 __all__ = [
+    "ABANDONED",
+    "MANIFEST",
     "Checkpoint",
-    "abandon",
+    "OtherVersion",
     "choose",
+    "entries_of",
     "folder_of",
-    "later_than",
+    "is_ours",
+    "make_manifest",
+    "manifests_in",
     "open_checkpoint",
-    "prune",
     "read_files",
+    "read_manifest",
+    "remove_mark",
+    "sizes_of",
     "write_file",
     "write_manifest",
 ]
 
-_MANIFEST = "zephon_jax checkpoint"
+MANIFEST = "zephon_jax checkpoint"
 _VERSION = 2  # since 2 with the sizes of files
-_ABANDONED = "abandoned"
+ABANDONED = "abandoned"
+_BEGINS = wrap(MANIFEST, {})[:13]  # up to the checksum: torn ones begin so too, if with anything
 
 
 class Checkpoint(NamedTuple):
@@ -41,6 +49,11 @@ class Checkpoint(NamedTuple):
     step: int
     folder: str
     manifest: Mapping[str, Any]
+    abandoned: bool = False  # True where the run had gone back and on since
+
+
+class OtherVersion(ValueError):
+    """A manifest is of a release that wrote them in another way."""
 
 
 def folder_of(root: str, step: int) -> str:
@@ -61,34 +74,19 @@ def write_file(fs: Any, path: str, data: bytes) -> None:
     os.replace(beside, path)
 
 
-def _entries(fs: Any, root: str) -> list[tuple[int, str]]:
-    """Steps and their folders, whether complete or not."""
+def entries_of(fs: Any, root: str) -> list[tuple[int, str]]:
+    """Steps and their folders, whether complete or not, and whoever made them."""
     try:
         fs.invalidate_cache()
-        entries = sorted(entry.rstrip("/") for entry in fs.ls(root.rstrip("/"), detail=False))
+        entries = fs.ls(root.rstrip("/"), detail=True)
     except FileNotFoundError:
         return []
-    names = [re.fullmatch(r"step_(\d+)", entry.rsplit("/", 1)[-1]) for entry in entries]
-    return [(int(n[1]), entry) for n, entry in zip(names, entries, strict=True) if n]
+    folders = sorted(one["name"].rstrip("/") for one in entries if one["type"] != "file")
+    names = [re.fullmatch(r"step_([0-9]+)", folder.rsplit("/", 1)[-1]) for folder in folders]
+    return [(int(n[1]), folder) for n, folder in zip(names, folders, strict=True) if n]
 
 
-def _folders(fs: Any, root: str) -> dict[int, str]:
-    """Folders by step, whether complete or not.
-
-    Raises:
-      ValueError: If a step has two.
-    """
-    found: dict[int, str] = {}
-    for step, folder in _entries(fs, root):
-        if step in found:
-            raise ValueError(
-                f"two checkpoints of step {step}: {found[step]} and {folder}. Remove one."
-            )
-        found[step] = folder
-    return found
-
-
-def _sizes(fs: Any, folder: str) -> dict[str, int | None]:
+def sizes_of(fs: Any, folder: str) -> dict[str, int | None]:
     """Files of a folder by name, with their sizes where the file system tells."""
     try:
         entries = fs.ls(folder, detail=True)
@@ -97,14 +95,21 @@ def _sizes(fs: Any, folder: str) -> dict[str, int | None]:
     return {entry["name"].rsplit("/", 1)[-1]: entry.get("size") for entry in entries}
 
 
-def _manifests(names: Iterable[str]) -> list[str]:
+def manifests_in(names: Iterable[str]) -> list[str]:
+    """The manifests among names of files; there are several where folders were put together."""
     return sorted(n for n in names if n.startswith("manifest") and n.endswith(".json"))
 
 
-def write_manifest(
+def is_ours(fs: Any, path: str) -> bool:
+    """True for a manifest, torn or not; other programs write files of that name too."""
+    data = fs.cat_file(path)[: len(_BEGINS)]
+    return data == _BEGINS[: len(data)]
+
+
+def make_manifest(
     fs: Any, folder: str, state: Mapping[str, Any], lanes: Mapping[str, list[int]]
-) -> None:
-    """Makes a checkpoint of a folder, after a look at all files of lanes.
+) -> bytes:
+    """What makes a checkpoint of a folder, after a look at all files of lanes.
 
     Args:
       fs: File system of the folder.
@@ -119,48 +124,26 @@ def write_manifest(
     from_files(files)
     sizes = {name: len(data) for name, data in files.items()}
     shared = {name: state[name] for name in SHARED[1:]}
-    body = {"version": _VERSION, "files": dict(lanes), "sizes": sizes, **shared}
-    write_file(fs, f"{folder}/manifest.json", wrap(_MANIFEST, body))
-    if fs.exists(f"{folder}/{_ABANDONED}"):  # the run came here again
-        fs.rm_file(f"{folder}/{_ABANDONED}")
+    return wrap(MANIFEST, {"version": _VERSION, "files": dict(lanes), "sizes": sizes, **shared})
 
 
-def later_than(fs: Any, root: str, step: int) -> dict[str, int]:
-    """Steps, by folder, of the complete checkpoints after a step that are not abandoned yet."""
-    found = {}
-    for later, folder in _entries(fs, root):
-        if later > step:
-            names = _sizes(fs, folder)
-            if _manifests(names) and _ABANDONED not in names:
-                found[folder] = later
-    return found
+def write_manifest(fs: Any, folder: str, manifest: bytes) -> None:
+    """Makes a checkpoint of a folder; takes away what only the one before it there named."""
+    path = f"{folder}/manifest.json"
+    before: set[str] = set()
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
+        before = set(unwrap(MANIFEST, path, fs.cat_file(path))["files"])
+    write_file(fs, path, manifest)
+    remove_mark(fs, folder)  # the run came here again
+    for name in sorted(before - set(unwrap(MANIFEST, path, manifest)["files"])):
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(f"{folder}/{name}")
 
 
-def abandon(fs: Any, folders: Iterable[str], step: int) -> None:
-    """Marks checkpoints of steps that the run has not come to, since it went back.
-
-    They stay, and are restored where their step is asked for.
-    """
-    text = f"the run went back and saved step {step}\n".encode()
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):  # somebody removed it
-            write_file(fs, f"{folder}/{_ABANDONED}", text)
-
-
-def prune(fs: Any, root: str, keep: int, saved: int) -> None:
-    """Removes all but the newest complete checkpoints, and what was left incomplete before them.
-
-    What is later than the one that was just saved stays, abandoned or not.
-    """
-    folders = {step: one for step, one in _folders(fs, root).items() if step <= saved}
-    names = {step: _sizes(fs, folder) for step, folder in folders.items()}
-    complete = [n for n in sorted(folders) if _manifests(names[n]) and _ABANDONED not in names[n]]
-    kept = {*complete[-keep:], saved}
-    for step in sorted(folders.keys() - kept):
-        with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
-            for name in _manifests(names[step]):  # first: half removed must not look whole
-                fs.rm_file(f"{folders[step]}/{name}")
-            fs.rm(folders[step], recursive=True)
+def remove_mark(fs: Any, folder: str) -> None:
+    """Makes an abandoned checkpoint one of the run's own line again."""
+    if fs.exists(f"{folder}/{ABANDONED}"):
+        fs.rm_file(f"{folder}/{ABANDONED}")
 
 
 def choose(fs: Any, root: str, directory: Any, step: int | None) -> Checkpoint:
@@ -170,36 +153,66 @@ def choose(fs: Any, root: str, directory: Any, step: int | None) -> Checkpoint:
 
     Raises:
       FileNotFoundError: If there is none.
-      ValueError: If the one that is asked for is not whole, or none is.
+      ValueError: If the one that is asked for is not whole or is there twice, or none is whole.
     """
-    folders = _folders(fs, root)
+    folders: dict[int, list[str]] = {}
+    for n, folder in entries_of(fs, root):
+        folders.setdefault(n, []).append(folder)
     torn: list[ValueError] = []
     for n in sorted(folders, reverse=True) if step is None else {step} & folders.keys():
-        names = _sizes(fs, folders[n])
-        if not _manifests(names) or (step is None and _ABANDONED in names):
-            continue
         try:
-            found = Checkpoint(n, folders[n], _read_manifest(fs, folders[n], names))
+            found = _only_one(fs, n, folders[n], abandoned=step is not None)
+        except _TwoFound:
+            raise
         except ValueError as error:
             if step is not None:
                 raise
             torn.append(error)
             continue
-        for error in torn:
-            warnings.warn(f"step {n} is taken instead of a later one: {error}", stacklevel=3)
-        return found
+        if found is not None:
+            for error in torn:
+                warnings.warn(f"step {n} is taken instead of a later one: {error}", stacklevel=3)
+            return found
     if torn:
         raise torn[0]
     raise FileNotFoundError(_none_found(fs, folders, directory, step))
 
 
-def _none_found(fs: Any, folders: Mapping[int, str], directory: Any, step: int | None) -> str:
-    names = {n: _sizes(fs, folders[n]) for n in sorted(folders)}
-    complete = [n for n in names if _manifests(names[n])]
-    abandoned = [n for n in complete if _ABANDONED in names[n]]
+class _TwoFound(ValueError):
+    """A step has two checkpoints, and nobody can tell which is meant."""
+
+
+def _complete(fs: Any, folders: Iterable[str]) -> dict[str, dict[str, int | None]]:
+    """Those of some folders that have a manifest, and their files: others are not ours."""
+    names = {folder: sizes_of(fs, folder) for folder in folders}
+    return {folder: held for folder, held in names.items() if manifests_in(held)}
+
+
+def _only_one(fs: Any, step: int, folders: Iterable[str], *, abandoned: bool) -> Checkpoint | None:
+    """The checkpoint of a step, None where there is none, or only an abandoned one."""
+    names = _complete(fs, folders)
+    if not abandoned:
+        names = {folder: held for folder, held in names.items() if ABANDONED not in held}
+    if len(names) > 1:
+        names = {
+            folder: held for folder, held in names.items()
+            if any(is_ours(fs, f"{folder}/{name}") for name in manifests_in(held))
+        }  # fmt: skip
+    if len(names) > 1:
+        raise _TwoFound(f"two checkpoints of step {step}: {' and '.join(names)}. Remove one.")
+    for folder, held in names.items():
+        return Checkpoint(step, folder, read_manifest(fs, folder, held), ABANDONED in held)
+    return None
+
+
+def _none_found(
+    fs: Any, folders: Mapping[int, Iterable[str]], directory: Any, step: int | None
+) -> str:
+    complete = {n: _complete(fs, folders[n]).values() for n in sorted(folders)}
+    abandoned = [n for n, found in complete.items() if any(ABANDONED in one for one in found)]
     which = "" if step is None else f" of step {step}"
     more = f" Abandoned ones, which step= restores: {abandoned}." if abandoned else ""
-    kept = [n for n in complete if n not in abandoned]
+    kept = [n for n, found in complete.items() if found and n not in abandoned]
     return f"no complete checkpoint{which} in {directory}; complete ones: {kept}.{more}"
 
 
@@ -209,31 +222,30 @@ def open_checkpoint(fs: Any, folder: str) -> Checkpoint | None:
     Raises:
       ValueError: If it is not whole.
     """
-    names = _sizes(fs, folder)
-    if not _manifests(names):
+    names = sizes_of(fs, folder)
+    if not manifests_in(names):
         return None
-    manifest = _read_manifest(fs, folder, names)
+    manifest = read_manifest(fs, folder, names)
     return Checkpoint(manifest["step"], folder, manifest)
 
 
-def _read_manifest(fs: Any, folder: str, names: Mapping[str, int | None]) -> dict[str, Any]:
+def read_manifest(fs: Any, folder: str, names: Mapping[str, int | None]) -> dict[str, Any]:
     """Reads a manifest, and checks that what it names is there and has its size.
 
     Raises:
       ValueError: If not, naming the file and its lanes.
     """
-    manifests = _manifests(names)
+    manifests = manifests_in(names)
     if len(manifests) > 1:
         raise ValueError(
             f"{folder} has two manifests, {manifests}: files of several checkpoints were put"
             " together."
         )
     path = f"{folder}/{manifests[0]}"
-    manifest = unwrap(_MANIFEST, path, fs.cat_file(path))
-    if not 1 <= manifest["version"] <= _VERSION:
-        raise ValueError(
-            f"{path} has version {manifest['version']}; this reads up to version {_VERSION}."
-        )
+    manifest = unwrap(MANIFEST, path, fs.cat_file(path))
+    version = manifest.get("version")
+    if type(version) is not int or not 1 <= version <= _VERSION:
+        raise OtherVersion(f"{path} has version {version!r}; this reads up to version {_VERSION}.")
     for name, held in manifest["files"].items():
         if name not in names:
             raise ValueError(f"lanes {held} are missing: {folder}/{name} is gone.")

@@ -25,6 +25,7 @@ from zephon_jax.rows import Columns
 from zephon_jax.steps_ahead import Run
 
 if TYPE_CHECKING:
+    from zephon_jax.checkpoint_folder import Checkpoint
     from zephon_jax.elastic import ElasticIterDataset
 
 __all__ = ["ElasticIterator", "revive"]
@@ -51,6 +52,8 @@ class ElasticIterator(grain.DatasetIterator):
         self._run: Run | None = None
         self._dirty = False  # True where the engine's lanes are not at the place
         self._place = Place(0, 0, [lane.get_state() for lane in self._lanes], "")
+        # The abandoned checkpoint that was gone to, for the next save: it is no longer abandoned.
+        self.taken_up: Checkpoint | None = None
 
     def _make_engine(self) -> Engine:
         dataset = self.dataset
@@ -164,13 +167,23 @@ class ElasticIterator(grain.DatasetIterator):
         except ValueError:
             self._dirty = True
             raise
-        self._place, self._dirty = place, True
+        self._place, self._dirty, self.taken_up = place, True, None
+
+    def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A snapshot as `get_state` returned it, after all checks that need no pipeline.
+
+        Raises:
+          ValueError: As `set_state`.
+        """
+        return self.state_at(self._read_state(state))
 
     def _read_state(self, state: Mapping[str, Any]) -> Place:
         dataset = self.dataset
         try:
-            version, run, num_lanes = state["version"], state["run"], state["num_lanes"]
-            step, rows = (as_int(state[name], name, 0) for name in ("step", "rows"))
+            version, run = as_int(state["version"], "version"), state["run"]
+            num_lanes, step, rows = (
+                as_int(state[name], name, 0) for name in ("num_lanes", "step", "rows")
+            )
             spec, lanes = str(state["spec"]), dict(state["lanes"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the state of an elastic dataset: {error!r}.") from None
@@ -192,7 +205,7 @@ class ElasticIterator(grain.DatasetIterator):
                 f"the state is of a pipeline that yields {spec}; this one yields"
                 f" {self._place.spec}."
             )
-        states = [revive(lanes[str(lane)]) for lane in dataset.owned_lanes]
+        states = [_lane_state(lane, lanes[str(lane)]) for lane in dataset.owned_lanes]
         return Place(step, rows, states, spec)
 
     def _refuse(self, state: Any) -> None:
@@ -223,7 +236,7 @@ class ElasticIterator(grain.DatasetIterator):
         constant = getattr(rows_of, "func", None) is constant_rows
         rows = step * rows_of(0) if constant else sum(rows_of(n) for n in range(step))
         self._halt()
-        self._dirty = True
+        self._dirty, self.taken_up = True, None
         for lane in self._lanes:
             lane.seek(rows)
         states = [lane.get_state() for lane in self._lanes]
@@ -249,6 +262,22 @@ class ElasticIterator(grain.DatasetIterator):
 
     def __str__(self) -> str:
         return f"ElasticIterator({self.dataset})"
+
+
+def _lane_state(lane: int, state: Any) -> Any:
+    """A lane's own state, for its pipeline to read.
+
+    Raises:
+      ValueError: If it is none, naming the lane.
+    """
+    try:
+        used = as_int(state["used"], "used")
+        revived = revive({**state, "pipeline": state["pipeline"]})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"lane {lane}: not the state of a lane: {error!r}.") from None
+    if used < 0:
+        raise ValueError(f"lane {lane}: {used} rows of a batch were used, of which there is none.")
+    return revived
 
 
 def _plain(value: Any) -> Any:
