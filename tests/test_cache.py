@@ -1,6 +1,8 @@
 """The cache of local copies: budget, order of eviction, sharing and crashes."""
 
 import errno
+import fcntl
+import gc
 import multiprocessing
 import os
 import shutil
@@ -13,6 +15,7 @@ import pytest
 from zephon_jax import cache_count, cache_locks
 from zephon_jax.cache import Entry, ShardCache
 from zephon_jax.cache_locks import CacheLocks
+from zephon_jax.cache_plans import Plans
 
 
 def entry(name, size=10, exact=True, log=None):
@@ -284,6 +287,86 @@ def test_slow_maker_is_waited_for(tmp_path, monkeypatch):
     with cache.acquire(slow) as lease:
         assert os.path.getsize(lease.path) == 100
     maker.join()
+
+
+@pytest.mark.parametrize(("name", "copy", "others"), [("a.gz", "a.gz", "bcd"), ("a", "f.gz", "b")])
+def test_what_others_do_is_no_progress(tmp_path, monkeypatch, name, copy, others):
+    """Neither uses of copies nor parts that the holder of the lock cannot be making."""
+    monkeypatch.setattr(cache_locks, "_STUCK_SECONDS", 0.2)
+    cache, locks, end = ShardCache(tmp_path, 1000), CacheLocks(str(tmp_path)), threading.Event()
+    parts = [tmp_path / "copies" / f"{other}.part" for other in others]
+    assert not any(locks.may_make(name, other) for other in others)
+    assert locks.may_make(name, copy)
+
+    def go_on():
+        while not end.wait(0.02):
+            use(cache, "used")
+            for part in parts:
+                part.write_bytes(b"x")
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    with locks.maker(name, lambda: 0.0):
+        start = time.monotonic()
+        with pytest.raises(TimeoutError, match="End that process"):
+            cache.acquire(entry(name))
+        assert time.monotonic() - start < 10
+        before = cache._last_write(name)
+        (tmp_path / "copies" / f"{copy}.part.done").write_bytes(b"x")
+        assert cache._last_write(name) > before
+    end.set()
+    thread.join()
+
+
+def test_a_copy_that_another_makes_is_not_waited_for_ahead(tmp_path):
+    cache, others = ShardCache(tmp_path, 1000), CacheLocks(str(tmp_path))
+    with others.maker("a", lambda: 0.0):
+        with pytest.raises(BlockingIOError, match=r"locks/unpacked-\d+ is held"):
+            cache.acquire(entry("a"), ahead=True)
+        cache.acquire(entry("b"), ahead=True).close()
+    cache.acquire(entry("a"), ahead=True).close()
+    assert held(cache) == ["a", "b"]
+
+
+def test_what_a_killed_fetch_wrote_down_goes(tmp_path):
+    """It died when its part had become a copy; another left its part too, and is resumed."""
+    cache = ShardCache(tmp_path, 1000)
+    for name in ("a.gz.part.done", "b.gz.part", "b.gz.part.done"):
+        (tmp_path / "copies" / name).write_bytes(b"1234")
+    use(cache, "c")  # The first copy takes a listing.
+    assert sorted(os.listdir(tmp_path / "copies")) == ["b.gz.part", "b.gz.part.done", "c"]
+
+
+def test_plan_that_is_taken_for_left_behind(tmp_path, monkeypatch):
+    """Another process looks between the making of the file and its lock."""
+    mine, theirs, looks = Plans(str(tmp_path)), Plans(str(tmp_path)), []
+    lock = fcntl.flock
+
+    def look_first(fd, how):
+        if how == fcntl.LOCK_EX and not looks:
+            looks.append(len(os.listdir(tmp_path)))
+            assert theirs.ranks() == {}
+            assert os.listdir(tmp_path) == []
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", look_first)
+    mine.set(0, ["x", "y"])
+    assert looks == [1]
+    assert theirs.ranks() == {"x": 0, "y": 1}
+
+
+def test_plan_whose_folder_is_taken_away(tmp_path):
+    folder = tmp_path / "plans"
+    mine, theirs = Plans(str(folder)), Plans(str(folder))
+    mine.set(0, ["x"])
+    assert theirs.ranks() == {"x": 0}
+    shutil.rmtree(folder)
+    mine.set(0, ["x", "y"])
+    assert theirs.ranks() == {"x": 0, "y": 1}
+    del mine
+    gc.collect()
+    assert theirs.ranks() == {}
+    assert os.listdir(folder) == []
 
 
 def test_folder_that_is_taken_away(tmp_path):
@@ -654,6 +737,40 @@ def test_a_child_that_leaves_the_block_of_its_parent_unlocks_nothing(tmp_path):
                 assert not gone
     if os.getpid() != parent:
         os._exit(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_a_forked_process_holds_neither_copies_nor_plans(tmp_path):
+    cache, plans = ShardCache(tmp_path, 10), Plans(str(tmp_path / "plans"))
+    lease = cache.acquire(entry("a"))
+    plans.set(0, ["a"])
+    go, ready = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(30)
+        lease.close()  # It has been, so no other descriptor is.
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        plans.set(0, ["b"])  # In a file of its own.
+        os.write(ready[1], b"x")
+        os.read(go[0], 1)
+        os._exit(0)
+    try:
+        assert os.read(ready[0], 1) == b"x"
+        cache.acquire(entry("b"))  # The parent still holds its copy.
+        assert held(cache) == ["a", "b"]
+        lease.close()
+        use(cache, "c")
+        assert held(cache) == ["c"]
+        os.write(go[1], b"x")
+        assert os.read(ready[0], 1) == b"x"
+        assert plans.ranks() == {"a": 0, "b": 0}
+    finally:
+        os.write(go[1], b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        for fd in (*go, *ready):
+            os.close(fd)
+    assert plans.ranks() == {"a": 0}
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*")

@@ -2,9 +2,12 @@
 
 import gzip
 
+import fsspec
 from helpers import wait_until
 
+from zephon_jax import cache_locks
 from zephon_jax.cache import Entry, ShardCache
+from zephon_jax.cache_locks import CacheLocks
 from zephon_jax.catalog import Dataset
 from zephon_jax.look_ahead import LookAhead, _Plan
 from zephon_jax.staging import Stager
@@ -76,3 +79,26 @@ def test_look_ahead_goes_on_where_a_copy_does_not_fit(tmp_path):
     assert cache.has("a")
     ahead.close()
     cache.plan("lane", [])
+
+
+def test_look_ahead_waits_for_no_other_maker(tmp_path):
+    """Another process makes the copy that comes first: the next ones are made meanwhile."""
+    cache, other = ShardCache(tmp_path, 100), CacheLocks(str(tmp_path))
+    entries = [Entry(name, 10, True, lambda target: None) for name in "abcd"]
+    ahead = LookAhead(lambda: cache)
+    with other.maker("a", lambda: 0.0):
+        ahead.plan("lane", entries)
+        wait_until(lambda: all(map(cache.has, "bcd")), seconds=10)
+        assert not cache.has("a")
+    wait_until(lambda: cache.has("a"))
+    ahead.close()
+    cache.plan("lane", [])
+
+
+def test_a_packed_file_without_a_name_waits_for_no_lock_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_locks, "_NUM_FILES", 1)
+    with fsspec.open("memory://nameless/.gz", "wb") as file:
+        file.write(gzip.compress(b"1\n2\n"))
+    packed = Dataset.from_path("packed", "memory://nameless/.gz", counts=[2], format="jsonl")
+    with Stager(tmp_path).staged(packed.shard(0)) as (path, _), open(path) as file:
+        assert file.read() == "1\n2\n"

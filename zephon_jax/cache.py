@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from typing import NamedTuple
 from zephon_jax.cache_count import PART, HeldCount
 from zephon_jax.cache_locks import CacheLocks
 from zephon_jax.cache_plans import Plans
+from zephon_jax.per_process import OwnFd
 
 __all__ = ["FULL_DISK", "Entry", "Lease", "ShardCache", "default_folder"]
 
@@ -28,6 +30,7 @@ FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 # Where copies have to go, this share of the budget goes with them if nobody has planned it, so
 # that not each of many small copies takes a listing.
 _SPARE_SHARE = 64
+_DONE = ".done"  # Suffix, behind that of a part, of what a fetch has written down.
 _FULL_PAUSES = (0.0, 0.1, 0.2, 0.4)  # seconds
 
 
@@ -50,20 +53,18 @@ class Entry(NamedTuple):
 
 
 class Lease:
-    """A copy in use: it stays until `close`."""
+    """A copy in use: it stays until `close`, or as long as this process lives."""
 
-    def __init__(self, path: str, fd: int):
+    def __init__(self, path: str, fd: OwnFd):
         self.path = path
         self._fd = fd
-        status = os.fstat(fd)
+        status = os.fstat(fd.fd)
         # Tells this copy from one that was made again.
         self.identity = (status.st_dev, status.st_ino)
 
     def close(self) -> None:
         """Allows the copy to be dropped."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._fd.close()
 
     def __enter__(self) -> Lease:
         return self
@@ -113,13 +114,15 @@ class ShardCache:
           later would go. Then nothing has gone.
 
         Raises:
+          BlockingIOError: If the copy is made ahead, and another thread or process is making it.
           OSError: If the disk is full, or what making the copy raises.
         """
         if lease := self._open(entry.name):
             return lease
         try:
             self._make_folders()  # Who cleans up a cache may take them away.
-            with self._locks.maker(entry.name, self._newest):
+            last_write = None if ahead else functools.partial(self._last_write, entry.name)
+            with self._locks.maker(entry.name, last_write):
                 if lease := self._open(entry.name):
                     return lease
                 if not self._make_room(entry, ahead):
@@ -134,14 +137,19 @@ class ShardCache:
                 "ZEPHON_JAX_CACHE to a folder on another disk",
             ) from error
 
-    def _newest(self) -> float:
-        """When anything in the cache was last written."""
+    def _last_write(self, name: str) -> float:
+        """When what the holder of a copy's lock may be making was last written.
+
+        Whole copies tell nothing: each use leaves its time on them.
+        """
+        newest = 0.0
         with os.scandir(self._copies) as entries:
-            newest = 0.0
             for entry in entries:
-                with contextlib.suppress(FileNotFoundError):
-                    newest = max(newest, entry.stat().st_mtime)
-            return newest
+                making = entry.name.removesuffix(_DONE).removesuffix(PART)
+                if making != entry.name and self._locks.may_make(name, making):
+                    with contextlib.suppress(FileNotFoundError):
+                        newest = max(newest, entry.stat().st_mtime)
+        return newest
 
     def has(self, name: str) -> bool:
         """True if the copy is there and whole."""
@@ -154,15 +162,15 @@ class ShardCache:
     def _open(self, name: str) -> Lease | None:
         path = os.path.join(self._copies, name)
         try:
-            fd = os.open(path, os.O_RDONLY)
+            fd = OwnFd(os.open(path, os.O_RDONLY))
         except FileNotFoundError:
             return None
-        fcntl.flock(fd, fcntl.LOCK_SH)
-        if os.fstat(fd).st_nlink == 0:  # Dropped while this call waited.
-            os.close(fd)
+        fcntl.flock(fd.fd, fcntl.LOCK_SH)
+        if os.fstat(fd.fd).st_nlink == 0:  # Dropped while this call waited.
+            fd.close()
             return None
         with contextlib.suppress(OSError):  # Somebody else's copy, or a disk that is read-only.
-            os.utime(fd)
+            os.utime(fd.fd)
         return Lease(path, fd)
 
     def _make(self, entry: Entry, ahead: bool) -> Lease | None:
@@ -172,16 +180,16 @@ class ShardCache:
         if entry.exact and os.path.getsize(part) != entry.size:
             os.unlink(part)
             raise ValueError(f"the copy has not the {entry.size} bytes it should have")
-        fd = os.open(part, os.O_RDONLY)
+        fd = OwnFd(os.open(part, os.O_RDONLY))
         try:
-            os.fsync(fd)  # A power loss must not leave a whole name with nothing behind it.
-            fcntl.flock(fd, fcntl.LOCK_SH)  # In use from its first moment.
-            settled = self._settle(entry, os.fstat(fd).st_size, ahead)
+            os.fsync(fd.fd)  # A power loss must not leave a whole name with nothing behind it.
+            fcntl.flock(fd.fd, fcntl.LOCK_SH)  # In use from its first moment.
+            settled = self._settle(entry, os.fstat(fd.fd).st_size, ahead)
         except BaseException:
-            os.close(fd)
+            fd.close()
             raise
         if not settled:
-            os.close(fd)
+            fd.close()
             return None
         return Lease(os.path.join(self._copies, entry.name), fd)
 
@@ -198,7 +206,7 @@ class ShardCache:
                     return False
             self._count.settle(entry.name, size)
             os.replace(path + PART, path)
-            _unlink(path + PART + ".done")
+            _unlink(path + PART + _DONE)
         return True
 
     def _fill(self, entry: Entry, part: str, ahead: bool) -> bool:
@@ -216,7 +224,7 @@ class ShardCache:
                     raise
             if ahead:
                 _unlink(part)
-                _unlink(part + ".done")
+                _unlink(part + _DONE)
                 return False
             with self._locks.room():
                 self._drop_until(0, keep=entry.name)
@@ -235,7 +243,7 @@ class ShardCache:
                     return False
             self._count.begin(entry.name)
             if not os.path.exists(part) or os.path.getsize(part) != entry.size:
-                _unlink(part + ".done")
+                _unlink(part + _DONE)
                 with open(part, "wb") as file:
                     file.truncate(entry.size)  # Its size is what counts against the budget.
         return True
@@ -246,6 +254,7 @@ class ShardCache:
         With `only_later`, only those whose next use comes after that of `keep` may go, and none
         does unless that is enough.
         """
+        self._clear_up()
         copies = sorted(self._list(), key=lambda copy: copy[2])  # Oldest use first.
         making = self._being_made([name for name, _, _ in copies], keep)
         others = {name: size for name, size, _ in copies if name.removesuffix(PART) != keep}
@@ -255,6 +264,13 @@ class ShardCache:
         left = [size for name, size, _ in copies if name not in dropped and name not in growing]
         self._count.reset(left, making)
         return excess <= sum(others[name] for name in dropped)
+
+    def _clear_up(self) -> None:
+        """Removes what a fetch has written down of a part that is a copy now."""
+        names = set(os.listdir(self._copies))
+        for name in names:
+            if name.endswith(_DONE) and name.removesuffix(_DONE) not in names:
+                _unlink(os.path.join(self._copies, name))
 
     def _drop_some(
         self, sizes: Mapping[str, int], excess: int, keep: str, only_later: bool
@@ -298,7 +314,7 @@ class ShardCache:
             if free:
                 _unlink(os.path.join(self._copies, name))
                 if name.endswith(PART):
-                    _unlink(os.path.join(self._copies, name + ".done"))
+                    _unlink(os.path.join(self._copies, name + _DONE))
             return free
 
     @contextlib.contextmanager
@@ -324,7 +340,7 @@ class ShardCache:
         found = []
         with os.scandir(self._copies) as entries:
             for entry in entries:
-                if not entry.name.endswith(".done"):
+                if not entry.name.endswith(_DONE):
                     with contextlib.suppress(FileNotFoundError):
                         status = entry.stat()
                         found.append((entry.name, status.st_size, status.st_mtime))

@@ -45,23 +45,27 @@ class CacheLocks:
         return _acquired(os.path.join(self._folder, "lock"), _STUCK_SECONDS)
 
     @contextlib.contextmanager
-    def maker(self, name: str, last_write: Callable[[], float]) -> Iterator[None]:
+    def maker(self, name: str, last_write: Callable[[], float] | None) -> Iterator[None]:
         """Waits while another thread or process makes a copy, as long as it gets on with it.
 
         Args:
           name: The copy.
-          last_write: When anything in the cache was written last.
+          last_write: When anything that the other may be making was written last; None to wait
+            for nobody.
 
         Raises:
+          BlockingIOError: If there is another, who is not waited for.
           TimeoutError: If nothing is written any more.
         """
         path, start, before = self._path(name), time.monotonic(), None
         with contextlib.ExitStack() as stack:
             while True:
                 try:
-                    stack.enter_context(_acquired(path, _STUCK_SECONDS))
+                    stack.enter_context(_acquired(path, _STUCK_SECONDS if last_write else 0))
                     break
                 except TimeoutError:
+                    if last_write is None:
+                        raise BlockingIOError(f"the lock {path} is held") from None
                     now = last_write()
                     if now == before or time.monotonic() - start > _LONGEST_SECONDS:
                         raise TimeoutError(
@@ -70,6 +74,11 @@ class CacheLocks:
                         ) from None
                     before = now
             yield
+
+    def may_make(self, name: str, other: str) -> bool:
+        """True if who holds the lock of a copy may be making the other one."""
+        below = _is_unpacked(name) and not _is_unpacked(other)
+        return below or self._path(name) == self._path(other)
 
     @contextlib.contextmanager
     def abandoned(self, name: str, mine: str) -> Iterator[bool]:
@@ -91,10 +100,14 @@ class CacheLocks:
             yield free
 
     def _path(self, name: str) -> str:
-        # A copy that is made out of another one, which it holds up, has no suffix: that one has
-        # its lock among the rest, so nobody waits for a lock that waits for his own.
-        kind = "copy" if os.path.splitext(name)[1] else "unpacked"
+        kind = "unpacked" if _is_unpacked(name) else "copy"
         return os.path.join(self._makers, f"{kind}-{zlib.crc32(name.encode()) % _NUM_FILES}")
+
+
+def _is_unpacked(name: str) -> bool:
+    # A copy that is made out of another one, which it holds up, has no suffix, and that one has:
+    # its lock is among the others, so nobody waits for a lock that waits for his own.
+    return not os.path.splitext(name)[1]
 
 
 def _acquired(path: str, timeout: float) -> contextlib.AbstractContextManager[object]:

@@ -14,6 +14,8 @@ import threading
 import uuid
 from collections.abc import Hashable, Iterator, Sequence
 
+from zephon_jax.per_process import OwnFd
+
 __all__ = ["Plans"]
 
 
@@ -28,8 +30,7 @@ class Plans:
         self._folder = folder
         self._owners: dict[Hashable, list[str]] = {}
         self._lock = threading.Lock()
-        self._fd, self._pid = -1, os.getpid()
-        self._path = ""
+        self._file, self._path = OwnFd(-1), ""
 
     def set(self, owner: Hashable, names: Sequence[str]) -> None:
         """Replaces the plan of an owner: names in order of use, none to forget it."""
@@ -58,20 +59,31 @@ class Plans:
         return ranks
 
     def _publish(self, data: bytes) -> None:
-        if self._fd < 0:
+        while not self._is_visible():
+            self._file.close()
             os.makedirs(self._folder, exist_ok=True)
             self._path = os.path.join(self._folder, f"{os.getpid()}-{uuid.uuid4().hex}")
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            self._file = OwnFd(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644))
+            # Who looks before it is locked takes it for one that was left behind.
+            fcntl.flock(self._file.fd, fcntl.LOCK_EX)
         # A reader that sees half of it ignores it and drops something else.
-        os.pwrite(self._fd, data, 0)
-        os.ftruncate(self._fd, len(data))
+        os.pwrite(self._file.fd, data, 0)
+        os.ftruncate(self._file.fd, len(data))
+
+    def _is_visible(self) -> bool:
+        """True if others find this process's file by its name."""
+        if self._file.fd < 0:
+            return False
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fd))
+        except FileNotFoundError:  # The folder may have been taken away.
+            return False
 
     def _others(self) -> Iterator[list[tuple[str, float]]]:
         with contextlib.suppress(FileNotFoundError):
             for name in os.listdir(self._folder):
                 path = os.path.join(self._folder, name)
-                if path == self._path:
+                if self._file.fd >= 0 and path == self._path:
                     continue
                 with contextlib.suppress(FileNotFoundError, ValueError), open(path, "rb") as file:
                     try:
@@ -82,8 +94,7 @@ class Plans:
                         os.unlink(path)  # Its process is gone.
 
     def __del__(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            if os.getpid() == self._pid:  # A forked process has only a copy of it.
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._path)
+        if self._file.fd >= 0:  # Else it is a forked process's copy of it, or was never there.
+            self._file.close()
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)

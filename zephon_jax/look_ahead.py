@@ -153,19 +153,21 @@ class LookAhead:
             end_turn()
             entry.make(target)
 
-        refused, failed = False, False
+        refused, pause = False, 0.0
         try:
             lease = self._cache().acquire(entry._replace(make=make), ahead=True)
             refused = lease is None
             if lease is not None:
                 lease.close()
-        except Exception:
-            failed = True  # Whoever needs the shard tries again and gets the error, with its name.
+        except BlockingIOError:
+            pause = _WAIT_SECONDS  # Another makes it: the next one has this turn.
+        except Exception:  # Whoever needs the shard tries again and gets the error, with its name.
+            pause = _ERROR_SECONDS
         with self._changed:
             self._busy.discard(entry.name)
             now = time.monotonic()
             if refused:
                 self._refused, self._refused_until = entry.size, now + _WAIT_SECONDS
-            if failed:
-                self._retry_at[entry.name] = now + _ERROR_SECONDS
+            if pause:
+                self._retry_at[entry.name] = now + pause
             self._changed.notify_all()

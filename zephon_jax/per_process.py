@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-__all__ = ["DaemonThreads", "PerProcess", "from_environment", "is_ending"]
+__all__ = ["DaemonThreads", "OwnFd", "PerProcess", "from_environment", "is_ending"]
 
 T = TypeVar("T")
 
@@ -108,10 +108,35 @@ class PerProcess(Generic[T]):
         self._values: dict[tuple[Hashable, ...], T] = {}
 
 
+class OwnFd:
+    """A file descriptor of this process alone: a forked one closes what it inherits of it.
+
+    A lock on it ends with this process, however long those live that were forked from it.
+
+    Args:
+      fd: The descriptor.
+    """
+
+    def __init__(self, fd: int):
+        self.fd = fd
+        _fds.add(self)
+
+    def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Closes it, once."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:  # When the interpreter ends, `os` may be gone by now.
+            close(fd)
+
+    __del__ = close
+
+
 _all: weakref.WeakSet[PerProcess[Any]] = weakref.WeakSet()
+_fds: weakref.WeakSet[OwnFd] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    for fd in list(_fds):
+        fd.close()
     for one in _all:
         one._forget()
 

@@ -133,7 +133,8 @@ def _name(file: File, kind: str = "") -> str:
     digest = hashlib.blake2b(
         repr((file.path, file.size, file.version, kind)).encode(), digest_size=16
     ).hexdigest()
-    return digest + ("" if kind else os.path.splitext(file.path)[1].lower())
+    # What is copied as it is has a suffix, which tells the locks of the two apart.
+    return digest + ("" if kind else os.path.splitext(file.path)[1].lower() or ".copy")
 
 
 _default: PerProcess[Stager] = PerProcess(Stager)
