@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 import grain
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from grain.experimental import assert_equal_output_after_checkpoint
@@ -415,6 +416,13 @@ def test_rows_of_several_components_count_their_tokens():
     before = zx.component_tokens(np.stack([row["component_ids"] for row in rows]), 3)
     assert np.abs(before / before.sum() - 1 / 3).max() > 0.12
     assert np.abs(counts / counts.sum() - 1 / 3).max() < 0.03
+
+
+def test_numbers_may_be_arrays_of_no_dimensions():
+    records = [{"component_id": np.asarray(n % 3), "tokens": np.asarray(2)} for n in range(9)]
+    records += [{"component_id": jnp.asarray(n % 3), "tokens": jnp.asarray(2)} for n in range(3)]
+    mixed = zx.EnsureMixture(Records(records), EVEN, component_ids=NAMES)
+    assert [int(record["component_id"]) for record in mixed] == [0, 1, 2] * 4
 
 
 def test_weights_by_function_for_several_components():

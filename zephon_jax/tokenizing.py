@@ -75,6 +75,8 @@ def count_tokens(result: Any, gave: str) -> int:
     Raises:
       ValueError: If it is neither.
     """
+    if getattr(result, "shape", None) == () and np.issubdtype(result.dtype, np.integer):
+        result = int(result)  # an array of no dimensions, as batches that were cut leave them
     if isinstance(result, (int, np.integer)) and not isinstance(result, bool):
         if not 0 <= result <= MAX_TOKENS:
             raise _Refused(f"{gave} {result} tokens")
