@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections import Counter
 
 import numpy as np
@@ -223,6 +224,57 @@ def test_checkpoints_and_files(tmp_path):
         assert zx.audit(source, tmp_path / name).samples == {"numbers": 40}
 
 
+def component_rows(lane):
+    return lane.map(lambda row: row["component_id"])
+
+
+def test_elastic_states_are_read_by_lattice_wherever_they_lie():
+    """Against what was handed out: 21 and 7 of 28 samples by lattice, 20 and 8 by round robin."""
+    sets = [zx.Dataset.from_source("a", list(range(900))), zx.Dataset.from_source("b", [0] * 300)]
+    source = zx.StaticMixtureWorkSource(sets, {"a": 3, "b": 1}, chunk_size=100)
+
+    def run(config=None):
+        iterator = iter(zx.ElasticIterDataset(
+            source, 4, component_rows, global_batch_size=4, process_index=0, process_count=1,
+            read_config=config,
+        ))  # fmt: skip
+        read = Counter(int(one) for _ in range(7) for one in next(iterator))
+        state = iterator.get_state()
+        iterator.close()
+        return {"a": read[0], "b": read[1]}, state
+
+    lattice, saved = run()
+    lanes = saved["lanes"]
+    for states in (
+        saved, [saved], {"trainer": 1, "data": saved}, {"data": [{"deep": saved}]},
+        [saved, lanes["0"]], list(lanes.values()), [{"lane": lanes[name]} for name in lanes],
+        [saved, source.seek(0, 0, 4)],
+    ):  # fmt: skip
+        audit = zx.audit(source, states)
+        assert audit.samples == lattice, states
+    alone = [lane["pipeline"] for lane in lanes.values()]
+    assert zx.audit(source, alone).samples == {"a": 20, "b": 8}
+    with pytest.raises(ValueError, match="say with read_config= how chunks are read"):
+        zx.audit(source, [saved, alone[0]])
+    by_lattice = zx.MixtureReadConfig(mode="lattice")
+    assert zx.audit(source, [saved, alone[0]], read_config=by_lattice).samples == lattice
+    in_turn, saved = run(zx.MixtureReadConfig())
+    assert in_turn != lattice
+    assert zx.audit(source, saved, read_config=zx.MixtureReadConfig()).samples == in_turn
+
+
+def test_lanes_that_are_far_apart_are_refused_at_once(monkeypatch):
+    source = mixture([1000, 1000], [1, 2], chunk_size=90, exhausted_policy="repeat")
+    states = [source.seek(10**12, 0, 3), source.seek(0, 1, 3), source.seek(0, 2, 3)]
+
+    def called(*args):
+        raise AssertionError("what lies between was looked at")
+
+    monkeypatch.setattr(sys.modules["zephon_jax.audit"], "_front_of", called)
+    with pytest.raises(ValueError, match="more than 67,108,864 samples a lane from chunk"):
+        zx.audit(source, states)
+
+
 def test_bad_input_is_named(tmp_path):
     source = SOURCES["passes"]()
     other = source.replace(seed=7)
@@ -307,7 +359,7 @@ def test_every_form_of_states_is_read_by_audits_and_inspections(tmp_path):
 def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path):
     path = tmp_path / "deep.json"
     path.write_text("[" * 100_000 + "]" * 100_000)
-    with pytest.raises(ValueError, match="neither an encoded state nor JSON"):
+    with pytest.raises(ValueError, match="nested too deeply to be a state in JSON"):
         load_states(path)
     deep = {}
     for _ in range(100_000):

@@ -181,7 +181,7 @@ def test_a_state_of_another_kind_of_source_belongs_to_no_configuration(folder):
 
 def test_inspect(folder):
     text = run("inspect", "saved")
-    assert "checkpoint of an elastic iterator of step 6" in text
+    assert "the state of an elastic iterator at step 6" in text
     assert "lanes: 4 of 4" in text
     assert "it belongs to run.yaml" in run("inspect", "saved", "--step", 3, "--config", "run.yaml")
     said = run("inspect", "saved", "--config", "whole.yaml", code=1)
@@ -198,11 +198,33 @@ def test_audit(folder):
     facts = as_json("audit", "saved", "--config", "run.yaml", "--step", 3)
     assert sum(facts["samples"].values()) == 24
     states = [f"lane{lane}.state" for lane in range(4)]
-    facts = as_json("audit", *states, "--config", "run.yaml", code=1)
-    assert facts["gaps"]
+    facts = as_json("audit", *states, "--config", "run.yaml")
+    assert facts["gaps"]  # which the lanes that lag behind will read yet
+    twice = as_json("audit", *states, "saved", "--config", "run.yaml", code=1)
+    assert twice["doubles"]
     assert facts["seen"]["web"]["0"] > 0
     assert as_json("audit", *states[:2], "--config", "run.yaml", code=1)["missing"] == [2, 3]
     assert "other exhausted_policy" in run("audit", "saved", "--config", "whole.yaml", code=2)
+
+
+def test_audit_reads_chunks_as_the_configuration_says(folder):
+    """Elastic states by lattice only where the file does not say otherwise."""
+    text = (folder / "run.yaml").read_text()
+    source = zx.load_config("run.yaml")
+    dataset = zx.ElasticIterDataset(
+        source, 4, lambda lane: lane.map(lambda row: row["sample_id"]), global_batch_size=4,
+        process_index=0, process_count=1,
+    )  # fmt: skip
+    iterator = iter(dataset)
+    next(iterator)
+    zx.save_checkpoint(folder / "rows", iterator)
+    iterator.close()
+    # Round robin begins with the larger component in every lane, the lattice in three of four.
+    for mode, web in (("lattice", 3), ("smooth_weighted_round_robin", 4), (None, 3)):
+        said = text if mode is None else text.replace("40}", f"40, read: {{mode: {mode}}}}}")
+        (folder / "read.yaml").write_text(said)
+        facts = as_json("audit", "rows", "--config", "read.yaml")
+        assert facts["samples"] == {"web": web, "code": 4 - web}, mode
 
 
 def test_diff(folder):
@@ -275,7 +297,7 @@ def test_damaged_states_are_told_from_whole_ones(folder):
     plain = json.loads(whole)["body"]
     state = folder / "state.json"
     state.write_text(json.dumps(plain))
-    assert "checkpoint" in run("inspect", "state.json")
+    assert run("inspect", "state.json").startswith("the state of an elastic iterator at step 6")
     wrong = [None, 5, -1, "x", [], {}, [{}], "AAAA", {"0": 5}]
     places = [(), ("lanes",), ("num_lanes",), ("step",), ("lanes", "0"), ("lanes", "0", "pipeline")]
     places += [("lanes", "0", "pipeline", key) for key in ("lane", "num_lanes", "state", "slot")]

@@ -21,7 +21,7 @@ from zephon_jax.places import check_sample_id
 from zephon_jax.progress import FINISHED, LaneProgress, progress_of
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.run_rows import stretches
-from zephon_jax.saved_states import load_states, read_states
+from zephon_jax.saved_states import SavedState, load_states, read_states
 from zephon_jax.seen import seen_by
 from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
@@ -30,7 +30,7 @@ from zephon_jax.wording import counted, some
 __all__ = ["Audit", "audit"]
 
 _SHOWN = 24  # components listed in a summary
-_MOST_SAMPLES = 1 << 26  # samples of a lane that are looked at one by one
+_MOST_BETWEEN = 1 << 26  # samples of a lane that are looked at one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -131,7 +131,8 @@ def audit(
         state, or the path of a checkpoint or of a file with one of these.
       step: Which checkpoint of a folder; the newest by default.
       read_config: How chunks are read, where a lane stands inside one. By default lattice for
-        elastic states and checkpoints, smooth weighted round robin for others.
+        elastic states and checkpoints, wherever in `states` they lie, and smooth weighted round
+        robin for others; to be given where states of both kinds stand inside a chunk.
 
     Returns:
       A record that prints itself in words.
@@ -154,10 +155,21 @@ def audit(
     if isinstance(states, (str, os.PathLike)):
         states = load_states(states, step)
     saved = read_states(states)
-    if read_config is None and saved.elastic:
-        read_config = MixtureReadConfig(mode="lattice")
+    config = _way_of_reading(saved.states) if read_config is None else read_config
     kept = _newest(progress_of(source, saved))
-    return _audited(source, kept, check_read_config(read_config))
+    return _audited(source, kept, check_read_config(config))
+
+
+def _way_of_reading(states: Sequence[SavedState]) -> MixtureReadConfig | None:
+    """By lattice, where the states that stand inside a chunk are an elastic iterator's."""
+    inside = {state.elastic for state in states if state.slot}
+    if len(inside) > 1:
+        raise ValueError(
+            "some of these states are an elastic iterator's, whose lanes read by lattice, and"
+            " others are not and stand inside a chunk too: say with read_config= how chunks are"
+            " read (on the command line by 'read' in the configuration's 'run')."
+        )
+    return MixtureReadConfig(mode="lattice") if inside == {True} else None
 
 
 class _Kept(NamedTuple):
@@ -225,9 +237,10 @@ def _chunk(lane: LaneProgress) -> str:
 
 def _audited(source: WorkSource, kept: _Kept, config: MixtureReadConfig) -> Audit:
     lanes, missing = kept.lanes, kept.missing
-    whole, stop = min(lane.chunk for lane in lanes), max(lane.chunk + 1 for lane in lanes)
-    if whole == FINISHED:
-        whole = _num_chunks(source, lanes[0])
+    chunks = [lane.chunk for lane in lanes]
+    end = _num_chunks(source, lanes[0]) if FINISHED in chunks else FINISHED
+    whole, stop = min(*chunks, end), min(max(chunks) + 1, end)
+    _check_distance(source, lanes, whole, stop)
     front = [one for lane in lanes for one in _front_of(source, lane, whole, stop)]
     front.sort(key=lambda one: one.number)
     while front and not front[-1].read:
@@ -252,6 +265,23 @@ def _audited(source: WorkSource, kept: _Kept, config: MixtureReadConfig) -> Audi
         doubles=tuple(kept.doubles),
         notes=(*kept.notes, *_out_of_step(lanes)),
         front_ids=front_ids,
+    )
+
+
+def _check_distance(
+    source: WorkSource, lanes: Sequence[LaneProgress], whole: int, stop: int
+) -> None:
+    """Refuses lanes too far apart to look at what lies between, before anything is looked at."""
+    if isinstance(source, StaticMixtureWorkSource):
+        low, high = (source.eras.seek(chunk).drawn for chunk in (whole, stop))
+        if int((high - low).sum()) // lanes[0].num_lanes > _MOST_BETWEEN:
+            raise _too_far(whole)
+
+
+def _too_far(first: int) -> ValueError:
+    return ValueError(
+        f"lanes are too far apart to look at what lies between: more than {_MOST_BETWEEN:,} samples"
+        f" a lane from chunk {first:,} to the last that is read."
     )
 
 
@@ -290,11 +320,8 @@ def _front_of(source: WorkSource, lane: LaneProgress, first: int, stop: int) -> 
         if chunk is None or index >= stop:
             return
         samples += len(chunk)
-        if samples > _MOST_SAMPLES:
-            raise ValueError(
-                f"lanes are too far apart to look at what lies between: lane {lane.lane} has more"
-                f" than {_MOST_SAMPLES:,} samples from chunk {first:,} to the last that is read."
-            )
+        if samples > _MOST_BETWEEN:
+            raise _too_far(first)
         done = len(chunk) if index < lane.chunk else lane.slot if index == lane.chunk else 0
         yield _Front(index, lane.lane, done, chunk)
         dealt += lane.num_lanes

@@ -11,7 +11,7 @@ import os
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,8 @@ class RunConfig:
     num_lanes: int = 1
     # Chunks to look at, of all lanes together; None for the whole run.
     num_chunks: int | None = None
-    # How chunks are read.
-    read: MixtureReadConfig = field(default_factory=MixtureReadConfig)
+    # How chunks are read; None where the file does not say.
+    read: MixtureReadConfig | None = None
 
     def source(self) -> StaticMixtureWorkSource:
         """Finds the data and makes the source.
@@ -155,7 +155,9 @@ def _checked(path: Path, raw: Any) -> RunConfig:
         settings=settings,
         num_lanes=as_int(run.get("num_lanes", 1), "run.num_lanes", 1),
         num_chunks=None if chunks is None else as_int(chunks, "run.num_chunks", 0),
-        read=MixtureReadConfig(**_mapping(run.get("read", {}), "run.read", _READ)),
+        read=(
+            MixtureReadConfig(**_mapping(run["read"], "run.read", _READ)) if "read" in run else None
+        ),
     )
 
 

@@ -55,7 +55,7 @@ class Inspected(NamedTuple):
 
     def summary(self) -> str:
         """The states in words."""
-        lines = [self.kind + ("" if self.step is None else f" of step {self.step:,}")]
+        lines = [self.kind + ("" if self.step is None else f" at step {self.step:,}")]
         if self.step is None and len(self.lanes) == 1:
             lines.append(f"lane {self.lanes[0].lane} of {self.num_lanes}")
         elif self.num_lanes is not None:

@@ -15,6 +15,8 @@ from zephon_jax.codec import encode_state, slot_check
 
 __all__ = ["SavedState", "SavedStates", "check_saved_lane", "load_states", "read_states"]
 
+_ELASTIC = "the state of an elastic iterator"
+_OF_LANE = {"pipeline", "used"}  # what an elastic iterator keeps of each of its lanes
 _ENCODED = b"\x93"  # a list of three, as `encode_state` begins; no JSON does
 
 
@@ -25,6 +27,7 @@ class SavedState(NamedTuple):
     data: bytes  # encoded
     lane: tuple[int, int] | None  # the lane and number of lanes that were saved with it
     slot: int  # samples read of its next chunk
+    elastic: bool  # True for what an elastic iterator saved, whose lanes read by lattice
 
 
 class SavedStates(NamedTuple):
@@ -34,7 +37,6 @@ class SavedStates(NamedTuple):
     step: int | None  # steps that the run had made
     num_lanes: int | None  # of the run, where that was saved apart from the states
     states: tuple[SavedState, ...]
-    elastic: bool  # True for what an elastic iterator saved, whose lanes read by lattice
 
 
 def load_states(path: Any, step: int | None = None) -> Any:
@@ -67,7 +69,9 @@ def load_states(path: Any, step: int | None = None) -> Any:
         return data
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise ValueError(f"{path} is nested too deeply to be a state in JSON.") from None
+    except ValueError as error:
         raise ValueError(f"{path} is neither an encoded state nor JSON: {error}") from None
 
 
@@ -83,71 +87,79 @@ def read_states(states: Any) -> SavedStates:
       ValueError: If there is no state in it, or a lane is not the one that it is kept under.
     """
     if isinstance(states, (bytes, bytearray, memoryview)):
-        return _alone("an encoded state", SavedState("the state", bytes(states), None, 0))
+        return _alone("an encoded state", bytes(states))
     if isinstance(states, tuple) and hasattr(states, "_fields"):
-        return _alone("a state", SavedState("the state", encode_state(states), None, 0))
+        return _alone("a state", encode_state(states))
     if isinstance(states, Mapping) and "lanes" in states:
-        return _elastic(states)
+        if not isinstance(states["lanes"], Mapping):
+            raise ValueError(f"'lanes' must hold states by lane; got {states['lanes']!r}.")
+        step, num_lanes = states.get("step"), _num_lanes(states)
+        step = None if step is None else as_int(step, "step", 0)
+        return SavedStates(_ELASTIC, step, num_lanes, tuple(_of_elastic(states)))
     if isinstance(states, Mapping):
-        found = [_saved(place, "the state") for place in _places_in(states)]
+        found = tuple(_found_in(states))
         if not found:
             raise ValueError("there is no state of a lane in it.")
-        return SavedStates("the state of an iterator", None, None, tuple(found), False)
+        return SavedStates("the state of an iterator", None, None, found)
     if not isinstance(states, (list, tuple)):
         raise TypeError(f"states must be states, or what they were saved as; got {states!r}.")
-    parts = [read_states(one) for one in states]
-    found = [state for part in parts for state in part.states]
-    elastic = bool(parts) and all(part.elastic for part in parts)
-    return SavedStates("a list of states", None, None, tuple(found), elastic)
+    found = tuple(state for one in states for state in read_states(one).states)
+    return SavedStates("a list of states", None, None, found)
 
 
-def _alone(kind: str, state: SavedState) -> SavedStates:
-    return SavedStates(kind, None, None, (state,), False)
+def _alone(kind: str, data: bytes) -> SavedStates:
+    return SavedStates(kind, None, None, (SavedState("the state", data, None, 0, False),))
 
 
-def _elastic(states: Mapping[str, Any]) -> SavedStates:
+def _num_lanes(states: Mapping[str, Any]) -> int | None:
+    num_lanes = states.get("num_lanes")
+    return None if num_lanes is None else as_int(num_lanes, "num_lanes", 1)
+
+
+def _of_elastic(states: Mapping[str, Any]) -> Iterator[SavedState]:
     """What the `get_state` of an elastic iterator holds, or several of them put together."""
-    if not isinstance(states["lanes"], Mapping):
-        raise ValueError(f"'lanes' must hold states by lane; got {states['lanes']!r}.")
-    step, num_lanes = states.get("step"), states.get("num_lanes")
-    num_lanes = None if num_lanes is None else as_int(num_lanes, "num_lanes", 1)
-    found = []
+    num_lanes = _num_lanes(states)
     for name, state in states["lanes"].items():
         where = f"lane {name}"
-        places = list(_places_in(state))
-        if len(places) != 1:
+        found = list(_found_in(state, where, elastic=True))
+        if len(found) != 1:
             raise ValueError(
-                f"{where}: a pipeline's state must hold the place of one lane; found {len(places)}."
+                f"{where}: a pipeline's state must hold the place of one lane; found {len(found)}."
             )
-        saved = _saved(places[0], where)
-        assert saved.lane is not None
-        lane, of = saved.lane
+        assert found[0].lane is not None
+        lane, of = found[0].lane
         if str(lane) != str(name) or of != (num_lanes or of):
             raise ValueError(
                 f"{where}{f' of {num_lanes}' if num_lanes else ''} holds the state of lane {lane}"
                 f" of {of}: states were mixed up."
             )
-        found.append(saved)
-    step = None if step is None else as_int(step, "step", 0)
-    kind = "a checkpoint of an elastic iterator"
-    return SavedStates(kind, step, num_lanes, tuple(found), True)
+        yield found[0]
 
 
-def _places_in(state: Any) -> Iterator[Mapping[str, Any]]:
-    """The places of lanes in a state of plain JSON, wherever in pipelines' states they lie."""
-    stack = [state]  # not by recursion: nobody knows how deep a file goes
+def _found_in(
+    states: Any, where: str = "the state", *, elastic: bool = False
+) -> Iterator[SavedState]:
+    """The states of lanes in plain JSON, wherever in the states of pipelines or trainers they lie.
+
+    Those in an elastic iterator's state, or in that of one of its lanes, are its own.
+    """
+    stack = [(states, elastic)]  # not by recursion: nobody knows how deep a file goes
     while stack:
-        part = stack.pop()
+        part, its = stack.pop()
         if isinstance(part, Mapping):
             if {"lane", "num_lanes", "state"} <= part.keys():
-                yield part
+                yield _saved(part, where, its)
                 continue
+            if isinstance(part.get("lanes"), Mapping) and not its:
+                yield from _of_elastic(part)
+                continue
+            its = its or part.keys() == _OF_LANE
             part = list(part.values())
         if isinstance(part, (list, tuple)):
-            stack += reversed(part)
+            stack += [(one, its) for one in reversed(part)]
 
 
-def _saved(place: Mapping[str, Any], where: str) -> SavedState:
+def _saved(place: Mapping[str, Any], where: str, elastic: bool) -> SavedState:
     """The state in a place, with the slot that it was saved with."""
     lane = as_int(place["lane"], f"the lane of {where}", 0)
     num_lanes = as_int(place["num_lanes"], f"the number of lanes of {where}", 1)
@@ -158,7 +170,7 @@ def _saved(place: Mapping[str, Any], where: str) -> SavedState:
         raise ValueError(f"{where} is not the state of a lane: {error}") from None
     if place.get("check", slot_check(place["state"], slot)) != slot_check(place["state"], slot):
         raise ValueError(f"{where} is damaged: slot = {slot} does not fit its check.")
-    return SavedState(where, data, (lane, num_lanes), slot)
+    return SavedState(where, data, (lane, num_lanes), slot, elastic)
 
 
 def check_saved_lane(saved: SavedState, lane: int, num_lanes: int) -> None:

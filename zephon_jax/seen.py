@@ -12,7 +12,7 @@ from zephon_jax.static_mixture import StaticMixtureWorkSource
 
 __all__ = ["seen_by"]
 
-_MOST_SAMPLES = 1 << 24  # samples of a run that are looked at one by one
+_MOST_WALKED = 1 << 24  # samples of a run that is gone through from its start
 
 
 def seen_by(
@@ -75,7 +75,7 @@ def _by_looking(
         if chunk is None:
             break
         samples += len(chunk)
-        if samples > _MOST_SAMPLES:
+        if samples > _MOST_WALKED:
             return {}
         chunks.append(chunk)
         parts += chunk.components.values()
@@ -88,6 +88,6 @@ def _by_looking(
     ids, times = np.unique(np.concatenate(parts), axis=0, return_counts=True)
     found: dict[str, dict[int, int]] = {}
     for dataset in np.unique(ids[:, 0]).tolist():
-        counted = np.bincount(times[ids[:, 0] == dataset])
-        found[names[dataset]] = {n: count for n, count in enumerate(counted.tolist()) if count}
+        often = np.bincount(times[ids[:, 0] == dataset])
+        found[names[dataset]] = {n: count for n, count in enumerate(often.tolist()) if count}
     return found
