@@ -8,6 +8,7 @@ import socketserver
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 
 import fsspec
@@ -366,6 +367,38 @@ def test_program_ends_while_a_shard_is_on_its_way(tmp_path, pages, monkeypatch):
     command = [sys.executable, "-c", LEAVE, str(path), pages]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+READ_ON = """
+import atexit, concurrent.futures, sys, threading
+from zephon_jax.catalog import Dataset
+from zephon_jax.reader import Reader
+kind, url = sys.argv[1:]
+far, reader = Dataset.from_path("far", url + "/a.jsonl", counts=[2]), Reader()
+def read():
+    print("got", reader.read({0: far}, [[0, 0, 0], [0, 0, 1]]), flush=True)
+if kind == "thread":
+    threading.Thread(target=read).start()
+elif kind == "executor":
+    concurrent.futures.ThreadPoolExecutor(1).submit(read)
+else:
+    atexit.register(read)
+print("ending", flush=True)
+"""
+
+
+@pytest.mark.parametrize("kind", ["thread", "executor", "atexit"])
+def test_whom_python_waits_for_reads_on_when_the_program_ends(pages, monkeypatch, kind):
+    monkeypatch.setattr(Pages, "body", b"1\n2\n")
+    Pages.go_on.clear()
+    command = [sys.executable, "-c", READ_ON, kind, pages]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as program:
+        assert program.stdout.readline() == "ending\n"
+        time.sleep(0.7)  # So long it may take to be noticed.
+        Pages.go_on.set()
+        out, errors = program.communicate(timeout=30)
+    assert (program.returncode, out, errors) == (0, "got [1, 2]\n", "")
 
 
 def test_megatron_by_glob(tmp_path):

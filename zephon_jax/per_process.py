@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
 import threading
@@ -11,22 +10,16 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-__all__ = ["DaemonThreads", "OwnFd", "PerProcess", "from_environment", "is_ending"]
+__all__ = ["DaemonThreads", "OwnFd", "PerProcess", "from_environment"]
 
 T = TypeVar("T")
-
-_ending = threading.Event()
-# Called before the threads of executors are waited for; functions of `atexit` are called after.
-getattr(threading, "_register_atexit", atexit.register)(_ending.set)
-
-
-def is_ending() -> bool:
-    """True once the interpreter is on its way out, so that nobody wants what is on its way in."""
-    return _ending.is_set()
 
 
 class DaemonThreads:
     """Runs calls on a few threads that do not keep the interpreter from ending.
+
+    They work on while it waits for threads that are no daemons, those of executors among them, and
+    while functions of `atexit` run: whoever waits for a call then gets its result.
 
     Args:
       num_threads: Threads, started with the first call.

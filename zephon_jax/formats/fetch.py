@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
 from typing import Any, TypeVar
 
 from zephon_jax.formats.base import FetchRange
 from zephon_jax.formats.files import File, file_system, stat_file
-from zephon_jax.per_process import DaemonThreads, is_ending
+from zephon_jax.per_process import DaemonThreads
 
 __all__ = ["fetch_file", "range_reader", "with_retries"]
 
@@ -31,7 +30,6 @@ _FIRST_DELAY = 0.1
 _MAX_DELAY = 5.0
 # No further attempt after this long: a file system that tries again by itself may take as long.
 _MAX_SECONDS = 20.0
-_LOOK_SECONDS = 0.5
 _PART_BYTES = 8 << 20
 
 
@@ -120,18 +118,12 @@ def fetch_file(
 
 
 def _run_all(pool: DaemonThreads, call: Callable[[int], None], parts: list[int]) -> None:
-    """Runs all calls and raises the first error, after none is running any more.
-
-    When the interpreter ends, it waits for none of them.
-    """
+    """Runs all calls and raises the first error, after none is running any more."""
     futures = [pool.submit(call, part) for part in parts]
     first: BaseException | None = None
     for future in futures:
         if first is not None and future.cancel():
             continue
-        while not wait([future], _LOOK_SECONDS).done:
-            if is_ending():
-                raise InterruptedError("the program ended while a shard was fetched")
         error = future.exception()
         first = first or error
     if first is not None:
