@@ -242,6 +242,28 @@ def test_diff(folder):
     assert "zephon-jax inspect" in run("diff", "run.yaml", "lane0.state", code=2)
 
 
+def test_diff_reads_each_run_as_its_configuration_says(folder):
+    text = (folder / "run.yaml").read_text()
+    for name, said in (
+        ("lattice", "num_chunks: 40, read: {mode: lattice}"), ("short", "num_chunks: 3"),
+        ("long", "num_chunks: 50"),
+    ):  # fmt: skip
+        (folder / f"{name}.yaml").write_text(text.replace("num_chunks: 40", said))
+    found = run("diff", "run.yaml", "lattice.yaml", code=1)
+    assert "settings that differ: read_config\nthe order differs from chunk 0 on, slot" in found
+    assert "the order is the same" not in found
+    for chunks, expected in (("short", 3), ("long", 50)):
+        plain = (folder / f"{chunks}.yaml").read_text() + "shuffle_shards: false\n"
+        (folder / "first.yaml").write_text((folder / "short.yaml").read_text() + "seed: 7\n"
+                                           "shuffle_shards: false\n")  # fmt: skip
+        (folder / "second.yaml").write_text(plain)
+        facts = as_json("diff", "first.yaml", "second.yaml", "--lanes", 1)
+        assert (facts["num_chunks"], facts["same"], facts["proven"]) == (expected, True, False)
+    assert (
+        as_json("diff", "first.yaml", "second.yaml", "--lanes", 1, "--chunks", 2)["num_chunks"] == 2
+    )
+
+
 def test_locate(folder):
     source = zx.load_config("run.yaml")
     places = source.locate((1, 0, 7), 4, 40)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from helpers import chunks_of, mixture
 from test_laws import SOURCES, CountSource
 
 import zephon_jax as zx
+from zephon_jax.inspect_state import compare, inspect_states
 
 CHANGES = {
     "seed": {"seed": 1},
@@ -99,6 +102,96 @@ def test_other_sources_are_gone_through():
     found = zx.diff(CountSource(), Longer())
     assert (found.chunk, found.slot) == (20, 0)
     assert zx.diff(CountSource(), Longer(), num_chunks=20).same
+
+
+def test_runs_that_are_read_in_other_ways_differ():
+    """Only in how chunks are read: the same counts, and another sample at the slot named."""
+    source = mixture([900, 300], [3, 1], chunk_size=100)
+    ways = [zx.MixtureReadConfig(), zx.MixtureReadConfig(mode="lattice")]
+    for one, other in (ways, ways[::-1]):
+        found = zx.diff(source, source, read_config=one, second_read_config=other)
+        assert (found.same, found.proven, found.settings) == (False, False, ("read_config",))
+        first, second = (
+            source.next_chunk(source.init())[0].order(config)[1].tolist() for config in (one, other)
+        )
+        slot = next(n for n in range(100) if first[n] != second[n])
+        assert (found.chunk, found.slot) == (0, slot)
+        for said, rows in ((found.first, first), (found.second, second)):
+            assert said == ("ab"[rows[slot][0]], *rows[slot][1:])
+    assert zx.diff(source, source, read_config=ways[1]).proven
+    kept = zx.MixtureReadConfig(precompute=True)
+    assert zx.diff(source, source, second_read_config=kept).proven
+
+
+def test_no_chunk_differs_in_no_chunks():
+    source = mixture([1000, 1000], chunk_size=10)
+    other = source.replace(seed=7)
+    chunk = zx.diff(source, other, 50, 3).lane_chunk
+    assert zx.diff(source, other, 0, 3).same
+    lanes = source.replace(lane_assignment="modulo")
+    first = zx.diff(source, lanes, 50, 3).lane_chunk
+    assert first is not None
+    assert zx.diff(source, lanes, first, 3).same
+    assert zx.diff(source, lanes, first + 1, 3).lane_chunk == first
+    assert chunk is None or chunk < 50
+
+
+SETS = [zx.Dataset.from_counts("a", [600, 400]), zx.Dataset.from_counts("b", [50])]
+
+
+def repeated(**settings):
+    return zx.StaticMixtureWorkSource(
+        SETS, {"a": 3, "b": 1}, chunk_size=10, exhausted_policy="repeat", **settings
+    )
+
+
+def test_states_are_compared_lane_by_lane():
+    source = repeated(seed=1)
+    here = [source.seek(8, lane, 2) for lane in range(2)]
+    whole = inspect_states(here)
+    assert not compare(whole, inspect_states(here[::-1])).notes
+    assert not compare(whole, inspect_states([*here, here[0]])).notes
+    other = next(
+        one for one in (repeated(seed=seed) for seed in range(2, 30))
+        if one.seek(8, 1, 2).chunk_index == here[1].chunk_index
+    )  # fmt: skip
+    found = compare(whole, inspect_states([here[0], other.seek(8, 1, 2)]))
+    assert found.settings == ("seed",)
+    assert found.summary() == "lane 1: the states are of runs with other seed"
+    chunks = [state.chunk_index for state in here]
+    by_origin = {n: [source.seek(8, lane, 2, origin=n) for lane in (0, 1)] for n in (2, 4, 6)}
+    origin, cut = next(
+        (origin, states)
+        for origin, states in by_origin.items()
+        if [state.chunk_index for state in states] == chunks
+    )
+    found = compare(whole, inspect_states(cut))
+    assert (found.settings, found.lanes) == ((), (0, 1))
+    assert f"lane 0: lanes dealt from chunk 0 on against chunk {origin}" in found.notes
+
+
+def test_states_of_several_moments_or_runs_are_not_compared():
+    source = repeated(seed=1)
+    here = [source.seek(8, lane, 2) for lane in range(2)]
+    twice, mixed = [*here, source.seek(4, 0, 2)], [here[0], source.seek(8, 3, 4)]
+    early, late = sorted((twice[2].chunk_index, here[0].chunk_index))
+    named = f"lane 0 of 2 is given twice, at chunk {early} slot 0 and chunk {late} slot 0"
+    for states, text in ((twice, named), (mixed, r"of runs with [2, 4] lanes")):
+        found = inspect_states(states)
+        assert text in found.summary()
+        for pair in ((found, inspect_states(here)), (inspect_states(here), found), (found, found)):
+            with pytest.raises(ValueError, match=re.escape(text)):
+                compare(*pair)
+    assert "lanes: 2 of 2\n" in inspect_states(twice).summary()
+    with pytest.raises(ValueError, match="those of a mixture"):
+        compare(inspect_states([here[0], CountSource().init()]), inspect_states(here))
+
+
+def test_settings_of_another_version_are_not_called_the_same():
+    lane = inspect_states(repeated().init())
+    other = lane._replace(lanes=(lane.lanes[0]._replace(digests=lane.lanes[0].digests[:-1]),))
+    for pair in ((other, other), (lane, other)):
+        assert "whether the runs have the same settings is not known" in compare(*pair).summary()
 
 
 def test_bad_input_is_named():

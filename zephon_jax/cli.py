@@ -26,6 +26,7 @@ from zephon_jax.contract import never_ends
 from zephon_jax.diff import diff as diff_sources
 from zephon_jax.index import keep_index
 from zephon_jax.inspect_state import Inspected, compare, inspect_states
+from zephon_jax.reading import check_read_config
 from zephon_jax.saved_states import load_states
 from zephon_jax.simulate import simulate as simulate_source
 from zephon_jax.simulation import Simulation
@@ -290,17 +291,25 @@ def _diff_configs(
     first: RunConfig, second: RunConfig, chunks: int | None, lanes: int | None, as_json: bool
 ) -> bool:
     num_lanes = first.num_lanes if lanes is None else lanes
-    found = diff_sources(first.source(), second.source(), chunks, num_lanes, read_config=first.read)
+    if chunks is None:
+        chunks = max(
+            (c for c in (first.num_chunks, second.num_chunks) if c is not None), default=None
+        )
+    ways = [check_read_config(config.read) for config in (first, second)]
+    found = diff_sources(
+        first.source(), second.source(), chunks, num_lanes,
+        read_config=ways[0], second_read_config=ways[1],
+    )  # fmt: skip
     notes = [
         f"{name} differs: {one!r} against {other!r}"
         for name, one, other in (
             ("run.num_lanes", first.num_lanes, second.num_lanes),
-            ("run.read", first.read, second.read),
+            ("run.read", *ways),
         )
         if one != other
     ]
     answer(as_json, "\n".join([found.summary(), *notes]), {**named(found), "notes": notes})
-    return not found.same or bool(notes)
+    return not found.same or (lanes is None and first.num_lanes != second.num_lanes)
 
 
 def _diff_states(a: str, b: str, as_json: bool) -> bool:

@@ -26,7 +26,7 @@ _TOGETHER = 1 << 16  # chunks whose lanes are looked up together
 # Settings that change which sample a draw is, or how a chunk is read; the others change counts.
 _OF_DRAWS = {
     "order version", "dataset names", "shard counts", "chunk_size", "seed", "shuffle_shards",
-    "shuffle_within_shard", "shuffle_block_size", "reshuffle_on_repeat",
+    "shuffle_within_shard", "shuffle_block_size", "reshuffle_on_repeat", "read_config",
 }  # fmt: skip
 
 
@@ -94,6 +94,7 @@ def diff(
     num_lanes: int = 1,
     *,
     read_config: MixtureReadConfig | None = None,
+    second_read_config: MixtureReadConfig | None = None,
 ) -> OrderDifference:
     """Compares the orders of two runs: the same, or the first difference.
 
@@ -104,6 +105,7 @@ def diff(
         and a million where counts tell.
       num_lanes: Lanes, to compare which lane gets each chunk too.
       read_config: How chunks are read; smooth weighted round robin by default.
+      second_read_config: How those of the second run are, where that is another way.
 
     Returns:
       A record that prints itself in words.
@@ -125,19 +127,21 @@ def diff(
     if num_chunks is not None:
         num_chunks = as_int(num_chunks, "num_chunks", 0)
     looked_at = _LOOKED_AT if num_chunks is None else num_chunks
-    config = check_read_config(read_config)
+    asked = (read_config, read_config if second_read_config is None else second_read_config)
+    configs = tuple(dataclasses.replace(check_read_config(one), precompute=False) for one in asked)
+    ways = () if configs[0] == configs[1] else ("read_config",)
     if not isinstance(first, StaticMixtureWorkSource) or not isinstance(
         second, StaticMixtureWorkSource
     ):
-        return _by_samples(first, second, looked_at, config, ())
-    things = tuple(differences(first.run.config, second.run.config))
+        return _by_samples(first, second, looked_at, configs, ways)
+    things = (*differences(first.run.config, second.run.config), *ways)
     if not things:
         return OrderDifference(same=True, proven=True, settings=(), num_chunks=0)
     if _OF_DRAWS & set(things):
-        found = _by_samples(first, second, looked_at, config, things)
+        found = _by_samples(first, second, looked_at, configs, things)
     else:
-        counted = 10**6 if num_chunks is None else num_chunks
-        found = _by_counts(first, second, counted, config, things)
+        most = 10**6 if num_chunks is None else num_chunks
+        found = _by_counts(first, second, most, configs, things)
     lane_chunk = _lanes(first, second, found.num_chunks, num_lanes)
     if lane_chunk is None:
         return found
@@ -148,8 +152,8 @@ def _lanes(
     first: StaticMixtureWorkSource, second: StaticMixtureWorkSource, stop: int, num_lanes: int
 ) -> int | None:
     """The first chunk that goes to another lane."""
-    for begin in range(0, max(1, stop), _TOGETHER):
-        chunks = np.arange(begin, min(begin + _TOGETHER, max(1, stop)))
+    for begin in range(0, stop, _TOGETHER):
+        chunks = np.arange(begin, min(begin + _TOGETHER, stop))
         pair = [source.lanes_of_chunks(chunks, num_lanes) for source in (first, second)]
         other = np.flatnonzero(pair[0] != pair[1])
         if other.size:
@@ -161,7 +165,7 @@ def _by_counts(
     first: StaticMixtureWorkSource,
     second: StaticMixtureWorkSource,
     num_chunks: int,
-    config: MixtureReadConfig,
+    configs: tuple[MixtureReadConfig, ...],
     things: tuple[str, ...],
 ) -> OrderDifference:
     """Where each draw is the same sample in both: the first chunk of other counts tells."""
@@ -184,7 +188,7 @@ def _by_counts(
         at, left = at + size, [part[size:] for part in left]
     if at >= num_chunks or all(ended):
         return OrderDifference(same=True, proven=False, settings=things, num_chunks=at)
-    return _by_samples(first, second, at + 1, config, things, start=at)
+    return _by_samples(first, second, at + 1, configs, things, start=at)
 
 
 def _rows(source: StaticMixtureWorkSource, num_chunks: int) -> Iterator[np.ndarray]:
@@ -195,13 +199,16 @@ def _by_samples(
     first: WorkSource,
     second: WorkSource,
     num_chunks: int,
-    config: MixtureReadConfig,
+    configs: tuple[MixtureReadConfig, ...],
     things: tuple[str, ...],
     start: int = 0,
 ) -> OrderDifference:
     """Compares chunks in reading order, sample by sample."""
     numbers: dict[str, int] = {}  # of datasets, whose ids may differ between the runs
-    runs = [_numbered(source, start, config, numbers) for source in (first, second)]
+    runs = [
+        _numbered(source, start, config, numbers)
+        for source, config in zip((first, second), configs, strict=True)
+    ]
     none = np.zeros((0, 3), dtype=np.int64)
     at = start
     for at, pair in enumerate(zip_longest(*runs, fillvalue=none), start):

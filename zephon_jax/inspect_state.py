@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,7 @@ class LaneState(NamedTuple):
     drawn: tuple[int, ...]  # samples of each component before `chunk`, of all lanes
     digests: tuple[int, ...]  # of each thing in CONFIG_THINGS
     num_bytes: int  # encoded
+    checksum: str  # of the encoded state: states that have the same are equal
 
     @property
     def settings(self) -> dict[str, int]:
@@ -43,7 +46,7 @@ class Inspected(NamedTuple):
 
     kind: str
     step: int | None  # steps that the run had made
-    num_lanes: int | None  # of the run
+    num_lanes: int | None  # of the run; None where the lanes are of runs with several numbers
     lanes: tuple[LaneState, ...]
     others: tuple[str, ...]  # kinds of state records that are not those of a mixture
 
@@ -59,14 +62,36 @@ class Inspected(NamedTuple):
         if self.step is None and len(self.lanes) == 1:
             lines.append(f"lane {self.lanes[0].lane} of {self.num_lanes}")
         elif self.num_lanes is not None:
+            held = len({lane.lane for lane in self.lanes})
             lines.append(
-                f"lanes: {len(self.lanes)} of {self.num_lanes}"
+                f"lanes: {held} of {self.num_lanes}"
                 + (f"; missing: {some(self.missing)}" if self.missing else "")
             )
         if self.lanes:
             lines += _positions(self.lanes)
+        lines += [f"! {one}" for one in _trouble(self.lanes)]
         lines += [f"a {record}, the state of another kind of source" for record in self.others]
         return "\n".join(lines)
+
+
+def _trouble(lanes: Sequence[LaneState]) -> list[str]:
+    """What keeps states from being those of one moment of one run."""
+    said = []
+    kinds = sorted({lane.num_lanes for lane in lanes})
+    if len(kinds) > 1:
+        said.append(f"the states are of runs with {kinds} lanes; give those of one run.")
+    distinct = sorted(set(lanes))
+    for one, other in pairwise(distinct):
+        if one[:2] == other[:2]:
+            said.append(
+                f"lane {one.lane} of {one.num_lanes} is given twice, at {_place(one)} and"
+                f" {_place(other)}."
+            )
+    return said
+
+
+def _place(lane: LaneState) -> str:
+    return f"chunk {lane.chunk:,} slot {lane.slot:,}"
 
 
 def _positions(lanes: Sequence[LaneState]) -> list[str]:
@@ -108,7 +133,7 @@ def inspect_states(states: Any) -> Inspected:
     lanes = tuple(one for one in opened if isinstance(one, LaneState))
     others = tuple(one for one in opened if isinstance(one, str))
     num_lanes = saved.num_lanes
-    if num_lanes is None and lanes:
+    if num_lanes is None and len({lane.num_lanes for lane in lanes}) == 1:
         num_lanes = lanes[0].num_lanes
     return Inspected(saved.kind, saved.step, num_lanes, lanes, others)
 
@@ -129,30 +154,68 @@ def compare(first: Inspected, second: Inspected) -> StatesDifference:
     """Compares states by what they say themselves.
 
     Raises:
-      ValueError: If one of them holds no state of a mixture.
+      ValueError: If one of them holds no state of a mixture, or states of other sources too, or
+        those of several runs or moments.
     """
-    if not (first.lanes and second.lanes):
-        raise ValueError("states can be compared where they are those of a mixture.")
+    for found in (first, second):
+        if not found.lanes or found.others:
+            raise ValueError("states can be compared where they are those of a mixture.")
+        if trouble := _trouble(found.lanes):
+            raise ValueError(trouble[0])
     notes = []
-    one, other = (found.lanes[0].settings for found in (first, second))
-    things = tuple(thing for thing in one if one[thing] != other.get(thing))
-    if things:
-        notes.append(f"the states are of runs with other {', '.join(things)}")
     if first.num_lanes != second.num_lanes:
         notes.append(f"lanes differ: {first.num_lanes} against {second.num_lanes}")
     places, others = ({lane.lane: lane for lane in found.lanes} for found in (first, second))
-    moved = [n for n in places if n in others and places[n][2:4] != others[n][2:4]]
-    for n in moved[:_SHOWN]:
-        (chunk, slot), (then, there) = places[n][2:4], others[n][2:4]
-        notes.append(
-            f"lane {n}: chunk {chunk:,} slot {slot:,} against chunk {then:,} slot {there:,}"
-        )
+    pairs = {n: (places[n], others[n]) for n in places if n in others}
+    things, said = _other_settings(pairs)
+    notes += said
+    moved = [n for n, (one, other) in pairs.items() if _moved(one, other)]
+    notes += [f"lane {n}: {_moved(*pairs[n])}" for n in moved[:_SHOWN]]
     if len(moved) > _SHOWN:
         notes.append(f"and {counted(len(moved) - _SHOWN, 'more lane')}")
     apart = sorted(places.keys() ^ others.keys())
     if apart and first.num_lanes == second.num_lanes:
         notes.append(f"lanes that only one of them has: {some(apart)}")
     return StatesDifference(things, tuple(moved), tuple(notes))
+
+
+def _other_settings(
+    pairs: Mapping[int, tuple[LaneState, LaneState]],
+) -> tuple[tuple[str, ...], list[str]]:
+    """The settings in which the lanes of two runs differ, and in words for which lanes."""
+    by_things: dict[tuple[str, ...], list[int]] = {}
+    unknown = []
+    for n, (one, other) in pairs.items():
+        if not (one.settings and other.settings):
+            unknown.append(n)
+        elif one.digests != other.digests:
+            things = tuple(t for t, digest in one.settings.items() if digest != other.settings[t])
+            by_things.setdefault(things, []).append(n)
+    notes = []
+    for things, lanes in by_things.items():
+        whose = "" if len(lanes) == len(pairs) else f"{_named(lanes)}: "
+        notes.append(f"{whose}the states are of runs with other {', '.join(things)}")
+    if unknown:
+        notes.append(
+            f"{_named(unknown)}: the states are of another version: whether the runs have the same"
+            " settings is not known"
+        )
+    return tuple(dict.fromkeys(t for things in by_things for t in things)), notes
+
+
+def _named(lanes: Sequence[int]) -> str:
+    return f"{'lane' if len(lanes) == 1 else 'lanes'} {some(lanes)}"
+
+
+def _moved(one: LaneState, other: LaneState) -> str:
+    """How two states of a lane stand at other places; nothing where they do not."""
+    if (one.chunk, one.slot) != (other.chunk, other.slot):
+        return f"{_place(one)} against {_place(other)}"
+    if one.origin != other.origin:
+        return f"lanes dealt from chunk {one.origin:,} on against chunk {other.origin:,}"
+    if one.digests == other.digests and one.checksum != other.checksum:
+        return f"{_place(one)} in both, and other samples before it"
+    return ""
 
 
 def _lane(saved: SavedState) -> LaneState | str:
@@ -176,4 +239,5 @@ def _lane(saved: SavedState) -> LaneState | str:
         drawn=tuple(drawn.tolist()),
         digests=tuple(words["config"].tolist()),
         num_bytes=len(saved.data),
+        checksum=hashlib.blake2b(saved.data, digest_size=8).hexdigest(),
     )
