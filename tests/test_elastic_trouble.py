@@ -130,26 +130,57 @@ def test_dropped_workers_end():
     wait_until(lambda: pid not in [child.pid for child in multiprocessing.active_children()])
 
 
-def test_a_program_that_ends_in_the_middle_ends():
-    """Nothing is closed, one iterator is still at work and another hangs."""
-    code = (
+def ended(*lines):
+    """What a program printed that ended by itself, though its limits at exit are short."""
+    code = "\n    ".join((
         "import sys, time; sys.path.insert(0, 'tests')\n"
+        "import zephon_jax as zx\n"
         "from test_elastic import hosts, readable, rows\n"
-        "from zephon_jax import steps_ahead; steps_ahead._SECONDS_AT_EXIT = 0.5\n"
-        "if __name__ == '__main__':\n"
-        "    going = iter(hosts(readable(), 4, rows, 1)[0]); next(going)\n"
-        "    slow = lambda lane: lane.map(lambda e: time.sleep(1000))\n"
-        "    hanging = iter(hosts(readable(), 4, slow, 1)[0]); hanging.start_prefetch()\n"
-        "    work = iter(hosts(readable(), 4, rows, 1, num_workers=1)[0]); next(work)\n"
-        "    print('done')\n"
-    )
+        "from zephon_jax import elastic_iterator, grain_datasets, steps_ahead\n"
+        "grain_datasets._SECONDS_AT_EXIT = steps_ahead._SECONDS_AT_EXIT = 0.5\n"
+        "elastic_iterator._SECONDS_TO_END = 0.5\n"
+        "if __name__ == '__main__':",
+        *lines,
+    ))  # fmt: skip
     ran = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
-    assert ran.stdout == "done\n"
     assert ran.returncode == 0, ran.stderr
     assert "leaked" not in ran.stderr  # shared memory
+    return ran.stdout
+
+
+def test_a_program_that_ends_in_the_middle_ends():
+    """Nothing is closed, one iterator is still at work and others hang, with threads and alone."""
+    said = ended(
+        "going = iter(hosts(readable(), 4, rows, 1)[0]); next(going)",
+        "slow = lambda lane: lane.map(lambda e: time.sleep(1000))",
+        "hanging = iter(hosts(readable(), 4, slow, 1)[0]); hanging.start_prefetch()",
+        "many = iter(hosts(readable(), 4, slow, 1, num_threads=4)[0]); many.start_prefetch()",
+        "work = iter(hosts(readable(), 4, rows, 1, num_workers=1)[0]); next(work)",
+        "print('done')",
+    )
+    assert said == "done\n"
+
+
+def test_a_program_whose_pipeline_or_reads_hang_ends_after_it_was_closed():
+    said = ended(
+        "class Slow:",
+        "    __len__ = lambda self: 80",
+        "    __getitem__ = lambda self, n: time.sleep(1000 * (n == 40)) or n",
+        "numbers = zx.Dataset.from_source('n', Slow())",
+        "reads = zx.StaticMixtureWorkSource([numbers], {'n': 1}, chunk_size=4)",
+        "stuck = lambda lane: lane.map(lambda e: time.sleep(1000 * (e['data'] == 1042)) or e)",
+        "for source, pipeline in ((readable(), stuck), (reads, lambda lane: lane)):",
+        "    it = iter(hosts(source, 4, pipeline, 1, num_threads=4, timeout=1)[0])",
+        "    try:",
+        "        list(it)",
+        "    except TimeoutError:",
+        "        print('late')",
+        "    it.close()",
+    )
+    assert said == "late\nlate\n"
 
 
 def test_a_worker_that_is_killed_while_it_works():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,6 +19,7 @@ from zephon_jax.lane_rows import (
     join_parts,
     take_part,
 )
+from zephon_jax.per_process import DaemonThreads
 from zephon_jax.rows import Columns, masked, spec_of, tree_of
 
 __all__ = [
@@ -115,13 +116,16 @@ def rows_at(global_batch_size: Callable[[int], Any], num_lanes: int, step: int) 
 
 
 class ThreadEngine:
-    """Lanes in threads of this process, each with a contiguous share of them."""
+    """Lanes in threads of this process, each with a contiguous share of them.
+
+    The threads are daemons: a pipeline that hangs in one does not keep the program from ending.
+    """
 
     def __init__(self, lanes: Sequence[LaneRows], num_threads: int):
         self._lanes = list(lanes)
         bounds = np.linspace(0, len(lanes), max(1, min(num_threads, len(lanes))) + 1).astype(int)
         self._groups = [self._lanes[a:b] for a, b in itertools.pairwise(bounds)]
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: DaemonThreads | None = None
 
     def go_to(self, states: Sequence[Any]) -> None:
         """Puts each lane at a state."""
@@ -133,8 +137,9 @@ class ThreadEngine:
         if len(self._groups) == 1:
             return take_part(self._groups[0], num_rows_each)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(len(self._groups) - 1, thread_name_prefix="zephon_jax")
-        others = [self._pool.submit(take_part, g, num_rows_each) for g in self._groups[1:]]
+            self._pool = DaemonThreads(len(self._groups) - 1, "zephon_jax lanes")
+        take = functools.partial(take_part, num_rows_each=num_rows_each)
+        others = [self._pool.submit(take, group) for group in self._groups[1:]]
         try:
             first = take_part(self._groups[0], num_rows_each)
         finally:
@@ -152,7 +157,7 @@ class ThreadEngine:
     def close(self) -> None:
         """Ends the threads."""
         if self._pool is not None:
-            self._pool.shutdown(wait=True)
+            self._pool.close()
             self._pool = None
 
 

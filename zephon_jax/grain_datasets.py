@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
 import grain
@@ -18,7 +19,7 @@ from zephon_jax.codec import slot_check
 from zephon_jax.contract import check_lane
 from zephon_jax.lane_shell import state_from_dict, state_to_dict
 from zephon_jax.lengths import number_of_sample, seek_sample
-from zephon_jax.per_process import PerProcess
+from zephon_jax.per_process import DaemonThreads, PerProcess
 from zephon_jax.reader import Reader, default_reader
 from zephon_jax.reading import MixtureReadConfig, check_read_config
 from zephon_jax.source import WorkSource, check_source
@@ -31,11 +32,25 @@ _LEAST_WINDOW = 1 << 18  # bytes
 _reading: weakref.WeakSet[_LaneIterator] = weakref.WeakSet()  # iterators that hold windows
 
 
-def _make_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="zephon_jax")
+def _make_pool() -> DaemonThreads:
+    return DaemonThreads(_THREADS, "zephon_jax")
 
 
-_pool: PerProcess[ThreadPoolExecutor] = PerProcess(_make_pool)
+_pool: PerProcess[DaemonThreads] = PerProcess(_make_pool)
+_under_way: PerProcess[weakref.WeakSet[Future[Any]]] = PerProcess(weakref.WeakSet)
+_SECONDS_AT_EXIT = 5.0
+
+
+@atexit.register
+def _wait_for_reads() -> None:
+    """No reader is at work as the interpreter goes, but one that hangs does not hold it up."""
+    wait([read for read in list(_under_way.get()) if not read.cancel()], _SECONDS_AT_EXIT)
+
+
+def _submit(read: Callable[[Any], Any], windows: Any) -> Future[Any]:
+    future = _pool.get().submit(read, windows)
+    _under_way.get().add(future)
+    return future
 
 
 class LaneIterDataset(grain.IterDataset):
@@ -160,7 +175,7 @@ class _LaneIterator(grain.DatasetIterator):
         self._slots, self._delivered = [*places, places[-1] + self._part.step], 0
         self.chunk = window.chunk
         assert self._windows is not None
-        self._ahead = _pool.get().submit(self._read, self._windows)
+        self._ahead = _submit(self._read, self._windows)
 
     def _look_ahead(self) -> tuple[_Window, list[Any]] | None:
         """The window after the one that is delivered, which stays ahead; None at the end."""
@@ -169,7 +184,7 @@ class _LaneIterator(grain.DatasetIterator):
         if self._windows is None:
             self._windows = self._make_windows(self._state, self._slot)
         if self._ahead is None:
-            self._ahead = _pool.get().submit(self._read, self._windows)
+            self._ahead = _submit(self._read, self._windows)
         try:
             return self._ahead.result()
         except BaseException:
