@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import struct
 
 import numpy as np
@@ -48,11 +49,11 @@ def test_jsonl_cuts_its_reads(tmp_path, monkeypatch, limit):
 
 WHOLE = [
     *(0, -1, 2**31, 10**18, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 2**64 - 1, 2**64, 10**20),
-    *(-(10**19) + 1, -(10**18), 3**100, -(7**90), 10**307),
+    *(-(10**19) + 1, -(10**18), 3**100, -(7**90), 10**308 - 1, 1 - 10**308),
 ]
 
 
-def test_jsonl_keeps_integers_of_any_size(tmp_path):
+def test_jsonl_keeps_integers_of_up_to_308_digits(tmp_path):
     """Their value and type, wherever in a line or a record they stand, and nothing else changes."""
     records = []
     for place, number in enumerate(WHOLE):
@@ -82,8 +83,11 @@ def test_jsonl_finds_long_integers_at_any_place(tmp_path, digits):
         assert type(record["k" * (number // 2)]) is int
 
 
-@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400", "-" + "1" * 310])
-def test_jsonl_refuses_numbers_that_it_cannot_keep(tmp_path, value):
+REFUSED = ["NaN", "Infinity", "-Infinity", "1e400", "9" * 309, "-" + "1" * 310, r'"\ud800"']
+
+
+@pytest.mark.parametrize("value", REFUSED)
+def test_jsonl_refuses_values_that_it_cannot_keep(tmp_path, value):
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n' * 300 + f'{{"n": {value}}}\n')
     dataset = Dataset.from_path("a", path)
@@ -91,6 +95,38 @@ def test_jsonl_refuses_numbers_that_it_cannot_keep(tmp_path, value):
     with pytest.raises(ValueError, match=bad):
         read({0: dataset}, [[0, 0, index] for index in range(301)])
     assert read({0: dataset}, [[0, 0, 299]]) == [{"n": 1}]
+
+
+def nested(path, depth, value):
+    path.write_text('{"n": 1.5}\n' * 3 + '{"a":' * depth + value + "}" * depth + "\n")
+    return Dataset.from_path("a", path)
+
+
+TOO_DEEP = r"'a', shard 0 .*record 3 \(line 4\) is not valid JSON .*: it starts with b'{\"a\":{\"a"
+
+
+@pytest.mark.parametrize(("depth", "value"), [(800, 1), (800, 2**64), (1022, 1), (1022, 2**64)])
+def test_jsonl_reads_deep_lines_or_names_them(tmp_path, depth, value):
+    """How deep the parser for long numbers goes depends on the Python."""
+    dataset = nested(tmp_path / "a.jsonl", depth, str(value))
+    try:
+        found = read({0: dataset}, [[0, 0, 2], [0, 0, 3]])[1]
+    except ValueError as error:
+        found = str(error)
+    while isinstance(found, dict):
+        found, depth = found["a"], depth - 1
+    if isinstance(found, str):
+        assert depth == 1022
+        assert value == 2**64
+        assert re.search(TOO_DEEP, found)
+    else:
+        assert (found, depth) == (value, 0)
+
+
+def test_jsonl_names_the_line_that_is_too_deep(tmp_path):
+    dataset = nested(tmp_path / "a.jsonl", 2000, "1")
+    with pytest.raises(ValueError, match=TOO_DEEP):
+        read({0: dataset}, [[0, 0, 2], [0, 0, 3]])
 
 
 def test_jsonl_empty(tmp_path):

@@ -1,8 +1,11 @@
 """Copies that are made ahead of need: which comes next, and what finding it costs."""
 
 import gzip
+import threading
+import time
 
 import fsspec
+import pytest
 from helpers import wait_until
 
 from zephon_jax import cache_locks
@@ -10,6 +13,7 @@ from zephon_jax.cache import Entry, ShardCache
 from zephon_jax.cache_locks import CacheLocks
 from zephon_jax.catalog import Dataset
 from zephon_jax.look_ahead import LookAhead, _Plan
+from zephon_jax.per_process import CLOSE_SECONDS, DaemonThreads
 from zephon_jax.staging import Stager
 
 
@@ -102,3 +106,43 @@ def test_a_packed_file_without_a_name_waits_for_no_lock_of_its_own(tmp_path, mon
     packed = Dataset.from_path("packed", "memory://nameless/.gz", counts=[2], format="jsonl")
     with Stager(tmp_path).staged(packed.shard(0)) as (path, _), open(path) as file:
         assert file.read() == "1\n2\n"
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_close_does_not_wait_for_what_is_stuck(tmp_path, ahead):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def stick(target):
+        begun.set()
+        go_on.wait(30)
+
+    if ahead:
+        cache = ShardCache(tmp_path, 100)
+        threads = LookAhead(lambda: cache)
+        threads.plan("lane", [Entry("a", 10, True, stick)])
+    else:
+        threads = DaemonThreads(2, "stuck")
+        threads.submit(stick, "")
+    assert begun.wait(20)
+    start = time.monotonic()
+    threads.close(0.1)
+    assert 0.1 <= time.monotonic() - start < 5
+    go_on.set()
+    threads.close()
+    assert CLOSE_SECONDS <= 10
+    if ahead:
+        wait_until(lambda: cache.has("a"))
+        cache.plan("lane", [])
+
+
+def test_calls_run_where_no_thread_can_be_started(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    threads = DaemonThreads(2, "late")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert threads.submit(sum, [1, 2]).result(5) == 3
+        assert isinstance(threads.submit(int, "x").exception(5), ValueError)
+    assert threads.submit(sum, [3, 4]).result(5) == 7
+    threads.close()

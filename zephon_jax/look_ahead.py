@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
 from zephon_jax.cache import Entry, ShardCache
+from zephon_jax.per_process import CLOSE_SECONDS, join_all
 
 __all__ = ["LookAhead"]
 
@@ -91,13 +92,12 @@ class LookAhead:
             with contextlib.suppress(IndexError):  # Another thread took the last one.
                 self.plan(self._dropped.popleft(), ())
 
-    def close(self) -> None:
-        """Stops making copies."""
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Begins no copy any more, and waits so long for those on their way."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        for thread in self._threads:
-            thread.join()
+        join_all(self._threads, timeout)
 
     def _start_threads(self) -> None:
         if self._threads or self._closed:

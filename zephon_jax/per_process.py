@@ -5,14 +5,25 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-__all__ = ["DaemonThreads", "OwnFd", "PerProcess", "from_environment"]
+__all__ = [
+    "CLOSE_SECONDS",
+    "DaemonThreads",
+    "OwnFd",
+    "PerProcess",
+    "from_environment",
+    "join_all",
+]
 
 T = TypeVar("T")
+
+# So long is waited for threads that are told to end. A read that hangs keeps one for much longer.
+CLOSE_SECONDS = 10.0
 
 
 class DaemonThreads:
@@ -44,29 +55,46 @@ class DaemonThreads:
         with self._lock:
             while len(self._threads) < self._num_threads:
                 name = f"{self._name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
-                self._threads[-1].start()
-        self._calls.put((future, call, argument))
+                thread = threading.Thread(target=self._work, name=name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # None can be started, by newer Pythons when they end.
+                    break
+                self._threads.append(thread)
+            num_threads = len(self._threads)
+        if num_threads:
+            self._calls.put((future, call, argument))
+        else:
+            _run(future, call, argument)
         return future
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            future, call, argument = item
-            if future.set_running_or_notify_cancel():
-                try:
-                    future.set_result(call(argument))
-                except BaseException as error:
-                    future.set_exception(error)
-            del item, future, call, argument  # While it waits, it holds on to nothing.
+            _run(*item)
+            del item  # While it waits, it holds on to nothing.
 
-    def close(self) -> None:
-        """Waits for the calls that were submitted and ends the threads."""
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
+        """Ends the threads after the calls that were submitted, and waits so long for them."""
         with self._lock:
             threads, self._threads = self._threads, []
         for _ in threads:
             self._calls.put(None)
-        for thread in threads:
-            thread.join()
+        join_all(threads, timeout)
+
+
+def _run(future: Future[Any], call: Callable[..., Any], argument: Any) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call(argument))
+        except BaseException as error:
+            future.set_exception(error)
+
+
+def join_all(threads: Iterable[threading.Thread], timeout: float) -> None:
+    """Waits for all of some threads, so many seconds together at most."""
+    end = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class PerProcess(Generic[T]):

@@ -102,7 +102,7 @@ class Stager:
         self._ahead.get().forget(owner)
 
     def close(self) -> None:
-        """Stops making copies ahead."""
+        """Stops making copies ahead. What is stuck is waited for some seconds only."""
         self._ahead.get().close()
         self._pool.get().close()
 

@@ -136,8 +136,8 @@ class JsonlShard:
         such ones are parsed again by the one of the standard library, which keeps them.
 
         Raises:
-          ValueError: If one is not JSON, which has no NaN and no infinities, or has a number that
-            is too large for a float.
+          ValueError: If one is not JSON, which has no NaN and no infinities, has a number that is
+            too large for a float or half a surrogate pair, or is nested too deeply.
         """
         records: list[Any] = []
         for begin in range(0, len(indices), _BATCH):
@@ -151,16 +151,22 @@ class JsonlShard:
             for line in lines:
                 records.append(loads(line))
         except ValueError as error:
-            index, text = int(indices[len(records)]), bytes(lines[len(records)][:60])
-            raise ValueError(
-                f"record {index} (line {self._line_number(index)}) is not valid JSON "
-                f"({error}): it starts with {text!r}"
-            ) from error
+            place = len(records)
+            raise self._error(indices[place], lines[place], error) from error
         if not _are_exact(records):
             for place, line in enumerate(map(bytes, lines)):
                 if _has_long_number(line):
-                    records[place] = json.loads(line)
+                    try:
+                        records[place] = json.loads(line)
+                    except RecursionError as error:
+                        raise self._error(indices[place], line, error) from error
         return records
+
+    def _error(self, index: int, line: bytes | memoryview, error: Exception) -> ValueError:
+        return ValueError(
+            f"record {index} (line {self._line_number(index)}) is not valid JSON "
+            f"({error}): it starts with {bytes(line[:60])!r}"
+        )
 
     def _lines(self, indices: np.ndarray) -> list[bytes | memoryview]:
         first, last = self._offsets[indices], self._offsets[indices + 1]
