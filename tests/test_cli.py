@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 
@@ -128,6 +129,10 @@ def test_files_and_options_are_looked_at_before_the_run(folder, monkeypatch):
         (["--plot", "taken.png"], "--plot taken.png is a folder"),
         (["--csv", "none/out.csv"], "--csv none/out.csv: there is no folder none"),
         (["--csv", "."], "--csv . is a folder"),
+        (["--csv", ""], "--csv needs the name of a file; got ''"),
+        (["--plot", ""], "--plot needs the name of a file; got ''"),
+        (["--csv", "a.png", "--plot", "./a.png"], "--csv and --plot are one file, ./a.png"),
+        (["--csv", "run.yaml"], "--config and --csv are one file, run.yaml"),
         (["--plot", "a.png", "--picture", "lanes"], "--picture lanes needs --component"),
         (["--plot", "a.png", "--picture", "lanes", "--component", "wbe"], "no component 'wbe'"),
         (["--picture", "passes"], "--picture passes does nothing without --plot"),
@@ -270,7 +275,16 @@ def test_locate(folder):
     found = as_json("locate", "--config", "run.yaml", "code", 0, 7)
     assert [tuple(place.values()) for place in found] == [tuple(place) for place in places]
     assert len(run("locate", "--config", "run.yaml", "code", 0, 7).splitlines()) == len(places) + 1
-    assert run("locate", "--config", "run.yaml", "code", 0, 7, "--chunks", 0) == "never\n"
+    unread = next(n for n in range(60) if not source.locate((1, 0, n), 4, 3))
+    assert run("locate", "--config", "run.yaml", "code", 0, unread, "--chunks", 3) == "never\n"
+    for args in (["--chunks", 0], ["--origin", 40], ["--chunks", 50, "--origin", 100]):
+        said = run("locate", "--config", "run.yaml", "code", 0, 7, *args, code=2)
+        assert "there is nothing to look at" in said
+    end = zx.simulate(zx.load_config("whole.yaml")).num_chunks
+    said = run("locate", "--config", "whole.yaml", "code", 0, 7, "--origin", end, code=2)
+    assert f"the run ends before chunk {end}" in said
+    last = as_json("locate", "--config", "whole.yaml", "code", 0, 7, "--origin", end - 1)
+    assert all(place["chunk"] == end - 1 for place in last)
     places = source.locate((1, 0, 7), 3, 40, origin=8)
     found = as_json("locate", "--config", "run.yaml", "code", 0, 7, "--lanes", 3, "--origin", 8)
     assert [tuple(place.values()) for place in found] == [tuple(place) for place in places]
@@ -351,6 +365,74 @@ def test_damaged_states_are_told_from_whole_ones(folder):
             assert f"{file.name} (lanes [0, 1, 2, 3])" in passed_over.stderr
 
 
+class Locked(Exception):
+    """What a storage's client raises: none of the errors that Python knows."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "code"),
+    [
+        (
+            Locked("Unable to locate\ncredentials"),
+            "error: Locked: Unable to locate credentials\n",
+            2,
+        ),
+        (MemoryError(), "error: MemoryError\n", 2),
+        (RecursionError("too deep"), "error: RecursionError: too deep\n", 2),
+        (KeyError("x"), "error: KeyError: 'x'\n", 2),
+        (AssertionError(), "error: AssertionError\n", 2),
+        (ValueError("wrong"), "error: wrong\n", 2),
+        (OSError(), "error: OSError\n", 2),
+        (KeyboardInterrupt(), "error: interrupted\n", 130),
+    ],
+)
+def test_no_error_passes_for_an_answer(folder, monkeypatch, error, said, code):
+    """1 says that the answer is no, and Python exits with it on its own."""
+
+    def raises(*args):
+        raise error
+
+    monkeypatch.setattr("zephon_jax.cli.load_states", raises)
+    for args in (["inspect", "s3://x/y"], ["audit", "s3://x/y", "--config", "run.yaml"]):
+        monkeypatch.delenv("ZEPHON_JAX_TRACEBACK", raising=False)
+        result = CliRunner().invoke(cli, args)
+        assert (result.exit_code, result.stdout, result.stderr) == (code, "", said)
+        monkeypatch.setenv("ZEPHON_JAX_TRACEBACK", "1")
+        result = CliRunner().invoke(cli, args)
+        assert result.exit_code == code
+        assert code != 2 or "Traceback" in result.stderr
+
+
+def test_storage_without_credentials(folder, monkeypatch):
+    pytest.importorskip("s3fs")
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("HOME", str(folder))
+    for args in (["inspect", "s3://x/y"], ["audit", "s3://x/y", "--config", "run.yaml"]):
+        said = run(*args, code=2)
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1
+
+
+def test_whoever_stops_reading_gets_the_exit_code(folder):
+    """A closed pipe is no trouble: the code still says the answer, and nothing else is said."""
+    (folder / "other.yaml").write_text((folder / "run.yaml").read_text() + "seed: 9\n")
+    for args, code in (
+        (["diff", "run.yaml", "other.yaml"], 1), (["diff", "run.yaml", "run.yaml"], 0),
+        (["simulate", "--config", "run.yaml", "--json"], 0),
+    ):  # fmt: skip
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "zephon_jax", *args], stdout=writing, stderr=subprocess.PIPE,
+            text=True, timeout=120,
+        )  # fmt: skip
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (code, ""), args
+
+
 def test_the_real_command(folder):
     """In a process of its own: words on one stream, errors and warnings on the other."""
     command = [sys.executable, "-m", "zephon_jax"]
@@ -375,5 +457,22 @@ def test_the_real_command(folder):
     assert warned.stderr.startswith("warning: datasets 'a' and 'b' read the same place")
     code = "import sys; sys.modules['click'] = None; from zephon_jax.__main__ import main; main()"
     bare = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert bare.returncode == 1
+    assert bare.returncode == 2
     assert bare.stderr == 'zephon-jax needs click: pip install "zephon-jax[cli]".\n'
+
+
+def test_names_that_would_break_a_line_are_escaped(folder):
+    (folder / "odd.yaml").write_text(
+        'datasets: {"a\\nb": {counts: [30]}, c: {counts: [9]}}\nmixture: {"a\\nb": 2, c: 1}\n'
+        "chunk_size: 3\n"
+    )
+    source = zx.load_config("odd.yaml")
+    (folder / "odd.state").write_bytes(zx.encode_state(source.seek(3)))
+    for args, lines in (
+        (["describe", "odd.yaml"], 3),
+        (["simulate", "--config", "odd.yaml", "--chunks", "9"], 4),
+        (["audit", "odd.state", "--config", "odd.yaml"], 3),
+    ):
+        said = run(*args).splitlines()
+        assert len([line for line in said if not line.startswith("!")]) == lines
+        assert sum("a\\nb" in line for line in said) >= 1

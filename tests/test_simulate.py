@@ -399,3 +399,22 @@ def test_arguments_are_checked():
     ):
         with pytest.raises(error, match=text):
             call()
+
+
+def test_the_bound_holds_wherever_it_is_given():
+    """Against the deviations, of runs that stop before, in and after a chunk that is cut short."""
+    given = 0
+    for policy in ("redistribute", "stop", "repeat"):
+        sets = [zx.Dataset.from_counts("a", [130]), zx.Dataset.from_counts("b", [45])]
+        source = zx.StaticMixtureWorkSource(
+            sets, {"a": 5, "b": 1}, chunk_size=100, exhausted_policy=policy
+        )
+        for num_chunks in (1, 2, 3):
+            run = zx.simulate(source, num_chunks)
+            if run.bound is not None:
+                given += 1
+                assert run.deviation_low.min() >= run.bound[0]
+                assert run.deviation_high.max() <= run.bound[1]
+            elif policy == "redistribute":
+                assert num_chunks > 1
+    assert given == 1 + 3 + 3

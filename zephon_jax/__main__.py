@@ -17,7 +17,8 @@ def main() -> None:
     except ImportError as error:
         if error.name != "click":
             raise
-        sys.exit('zephon-jax needs click: pip install "zephon-jax[cli]".')
+        print('zephon-jax needs click: pip install "zephon-jax[cli]".', file=sys.stderr)
+        sys.exit(2)  # 1 would be an answer
     cli(prog_name="zephon-jax")
 
 

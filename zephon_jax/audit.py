@@ -25,7 +25,7 @@ from zephon_jax.saved_states import SavedState, load_states, read_states
 from zephon_jax.seen import seen_by
 from zephon_jax.source import WorkSource, check_source
 from zephon_jax.static_mixture import StaticMixtureWorkSource
-from zephon_jax.wording import counted, some
+from zephon_jax.wording import counted, some, visible
 
 __all__ = ["Audit", "audit"]
 
@@ -94,7 +94,7 @@ class Audit:
             f" {counted(self.whole_chunks, 'chunk')}"
             + (f", and {begun:,} more in whole or in part" if begun else ""),
             *(
-                f"  {name}: {counted(count, 'sample')}{_times(self.seen.get(name))}"
+                f"  {visible(name)}: {counted(count, 'sample')}{_times(self.seen.get(name))}"
                 for name, count in list(self.samples.items())[:_SHOWN]
             ),
             *([f"and {counted(more, 'more component')}"] if more > 0 else []),

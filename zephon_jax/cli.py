@@ -18,7 +18,7 @@ from zephon_jax import __version__
 from zephon_jax.audit import audit as audit_states
 from zephon_jax.catalog import Dataset
 from zephon_jax.cli_answers import answer, bar, careful, named, size
-from zephon_jax.cli_files import PICTURES, check_file, check_picture, draw
+from zephon_jax.cli_files import PICTURES, check_apart, check_file, check_picture, draw
 from zephon_jax.codec import encode_state
 from zephon_jax.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.config_text import TEMPLATE, schema
@@ -31,7 +31,7 @@ from zephon_jax.saved_states import load_states
 from zephon_jax.simulate import simulate as simulate_source
 from zephon_jax.simulation import Simulation
 from zephon_jax.source import WorkSource
-from zephon_jax.wording import counted, table
+from zephon_jax.wording import counted, table, visible
 
 __all__ = ["cli"]
 
@@ -103,7 +103,7 @@ def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
             one["name"], one["format"] or "-", f"{one['shards']:,}", f"{one['samples']:,}",
             size(one["bytes"]), spread,
         ))  # fmt: skip
-    empty = [f"! {one['name']} has {counted(one['empty_shards'], 'shard')} without samples"
+    empty = [f"! {visible(one['name'])} has {counted(one['empty_shards'], 'shard')} without samples"
              for one in facts if one["empty_shards"]]  # fmt: skip
     answer(as_json, "\n".join([table(rows), *empty]), facts)
 
@@ -123,8 +123,8 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
         path = keep_index(shards, dataset.location, dataset.describe_shard)
         facts.append({**_facts(dataset), "index": path})
     lines = [
-        f"{one['name']}: {counted(one['samples'], 'sample')} in {counted(one['shards'], 'shard')};"
-        f" kept in {one['index']}"
+        f"{visible(one['name'])}: {counted(one['samples'], 'sample')} in"
+        f" {counted(one['shards'], 'shard')}; kept in {one['index']}"
         for one in facts
     ]
     answer(as_json, "\n".join(lines), facts)
@@ -161,8 +161,9 @@ def simulate(
     source = read.source()
     _must_end(source, chunks)
     check_picture(plot, picture, component, source.component_ids())
-    if csv:
+    if csv is not None:
         check_file(csv, "--csv")
+    check_apart({"--config": config, "--csv": csv, "--plot": plot})
     with bar(chunks, "simulating", quiet=as_json) as shown:
         run = simulate_source(
             source,
@@ -172,9 +173,9 @@ def simulate(
             cache_bytes=cache_bytes,
             progress=shown.update,
         )
-    if csv:
+    if csv is not None:
         run.to_csv(csv)
-    if plot:
+    if plot is not None:
         draw(run, plot, picture, component)
     answer(as_json, run.summary(), _told(run))
 
@@ -344,12 +345,24 @@ def locate(
     chunks = read.num_chunks if chunks is None else chunks
     _must_end(source, chunks)
     num_lanes = read.num_lanes if lanes is None else lanes
+    _check_any(source, origin, chunks)
     places = source.locate(
         (ids[dataset], shard, sample), num_lanes, chunks, origin=origin, read_config=read.read
     )
     rows = [("pass", "chunk", "lane", "lane step", "slot")]
     rows += [tuple(f"{value:,}" for value in place) for place in places]
     answer(as_json, table(rows) if places else "never", places)
+
+
+def _check_any(source: WorkSource, origin: int, chunks: int | None) -> None:
+    """Refuses to look at no chunk at all: "never" would be true of any sample."""
+    if chunks is not None and chunks <= origin:
+        raise ValueError(
+            f"there is nothing to look at: from chunk {origin:,} on (--origin) up to chunk"
+            f" {chunks:,} (--chunks, or num_chunks in the configuration's 'run')."
+        )
+    if origin > 0 and source.next_chunk(source.seek(origin))[0] is None:
+        raise ValueError(f"there is nothing to look at: the run ends before chunk {origin:,}.")
 
 
 @cli.command(name="config")

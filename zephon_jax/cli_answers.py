@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ import numpy as np
 __all__ = ["answer", "bar", "careful", "named", "size"]
 
 _TROUBLE = 2  # the exit code of a command that could not do its work
+_INTERRUPTED = 130  # of one that was stopped from the keyboard, as shells have it
+_OURS = (ValueError, TypeError, OSError, ImportError, NotImplementedError)
 
 
 def _plain(value: Any) -> Any:
@@ -35,7 +38,17 @@ def _plain(value: Any) -> Any:
 
 def answer(as_json: bool, text: str, facts: Any) -> None:
     """Prints the text, or the facts as JSON."""
-    click.echo(json.dumps(named(facts), default=_plain) if as_json else text)
+    _say(json.dumps(named(facts), default=_plain) if as_json else text)
+
+
+def _say(text: str, *, err: bool = False) -> None:
+    """Prints a text, for as long as anybody reads: the exit code is an answer too."""
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        # What is left in the stream's buffer must have somewhere to go when the process ends.
+        stream = sys.stderr if err else sys.stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def named(value: Any) -> Any:
@@ -52,23 +65,37 @@ def named(value: Any) -> Any:
     return value
 
 
+def _in_a_line(error: Exception) -> str:
+    """What an error says, and of which kind it is where that is not one of ours."""
+    said = " ".join(str(error).splitlines())
+    if isinstance(error, _OURS) and said:
+        return said
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
 def careful(command: Callable[..., Any]) -> Callable[..., Any]:
     """Turns what users can mend into one line, and warnings into lines of their own."""
 
     @functools.wraps(command)
     def carefully(*args: Any, **kwargs: Any) -> Any:
         def show(message: Any, *_: Any, **__: Any) -> None:
-            click.echo(f"warning: {message}", err=True)
+            _say(f"warning: {message}", err=True)
 
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = show
             try:
                 return command(*args, **kwargs)
-            except (ValueError, TypeError, OSError, ImportError, NotImplementedError) as error:
+            except (click.ClickException, click.exceptions.Exit):
+                raise
+            except KeyboardInterrupt:
+                _say("error: interrupted", err=True)
+                sys.exit(_INTERRUPTED)
+            except Exception as error:  # none may pass for an answer: Python would exit with 1
                 if os.environ.get("ZEPHON_JAX_TRACEBACK"):
-                    raise
-                click.echo(f"error: {error}", err=True)
+                    _say(traceback.format_exc().rstrip(), err=True)
+                else:
+                    _say(f"error: {_in_a_line(error)}", err=True)
                 sys.exit(_TROUBLE)
 
     return carefully

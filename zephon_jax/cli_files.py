@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from zephon_jax.simulation import Simulation
 
-__all__ = ["PICTURES", "check_file", "check_picture", "draw"]
+__all__ = ["PICTURES", "check_apart", "check_file", "check_picture", "draw"]
 
 PICTURES = ("mixture", "passes", "deviation", "lanes")
+
+
+def check_apart(files: Mapping[str, str | None]) -> None:
+    """Checks that no file is written over another that a command reads or writes.
+
+    Args:
+      files: Paths by option; None for options that were not given.
+
+    Raises:
+      ValueError: Naming two options of one file.
+    """
+    seen: dict[str, str] = {}
+    for option, path in files.items():
+        if path is None:
+            continue
+        place = os.path.realpath(path)
+        if place in seen:
+            raise ValueError(f"{seen[place]} and {option} are one file, {path}: name two.")
+        seen[place] = option
 
 
 def check_file(path: str, option: str) -> None:
     """Checks that a file can be written.
 
     Raises:
-      OSError: If it cannot, saying why.
+      OSError, ValueError: If it cannot, saying why.
     """
+    if not path:
+        raise ValueError(f"{option} needs the name of a file; got ''.")
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{option} {path}: there is no folder {folder}.")

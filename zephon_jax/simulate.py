@@ -80,6 +80,7 @@ class _Sums:
     num_rows: int = 0
     num_chunks: int = 0
     ended: bool = False
+    fewest: int | None = None  # samples of the shortest chunk
     target_chunk: list[int] = field(default_factory=list)
     targets: list[np.ndarray] = field(default_factory=list)
     exhausted: list[tuple[str, int]] = field(default_factory=list)
@@ -105,6 +106,8 @@ class _Sums:
         counts = stretch.counts
         chunk = np.arange(stretch.first_chunk, stretch.first_chunk + len(counts))
         if len(counts):
+            fewest = int(counts.sum(axis=1).min())
+            self.fewest = fewest if self.fewest is None else min(self.fewest, fewest)
             self._add_rows(chunk, counts, stretch)
             self._add_lanes(stretch.lane, counts)
             held = counts > 0
@@ -279,5 +282,8 @@ def _unit(source: WorkSource) -> str:
 def _bound(source: WorkSource, sums: _Sums) -> tuple[float, float] | None:
     """How far a component can be from its target, where the way of allocation bounds it."""
     if not isinstance(source, StaticMixtureWorkSource) or len(sums.targets) != 1:
+        return None
+    # A chunk that is cut short by who leaves in it does not hold to the weights.
+    if sums.fewest is not None and sums.fewest < source.knobs.chunk_size:
         return None
     return (-2.0, 1.0) if source.knobs.allocation == "incremental" else None

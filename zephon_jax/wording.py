@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["counted", "some", "table"]
+__all__ = ["counted", "some", "table", "visible"]
 
 _LISTED = 8  # items in a sentence
 
@@ -30,6 +30,16 @@ def some(items: Sequence[object]) -> str:
     return ", ".join(map(str, items[:_LISTED])) + more
 
 
+def visible(name: str) -> str:
+    r"""A name as it goes into a line: what would break the line, or not be seen, is escaped.
+
+    Example:
+      >>> print(visible("web"), visible("a\nb"))
+      web a\nb
+    """
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Lines of columns, the first aligned left and the others right.
 
@@ -38,6 +48,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
       name  samples
       web     1,200
     """
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
