@@ -133,6 +133,19 @@ def test_look_ahead_drops_nothing_for_what_turns_out_not_to_fit(tmp_path):
     assert held(cache) == ["big"]
 
 
+def test_what_a_copy_is_made_of_has_its_place_in_the_plan(tmp_path):
+    cache = ShardCache(tmp_path, 40)
+    for name in ("a", "b", "later"):
+        use(cache, name)
+    cache.plan(0, ["a", "b", "plain", "later"])
+    assert cache.acquire(entry("p.gz", 30), ahead=True, used_by="plain") is None
+    assert cache.acquire(entry("p.gz", 20), ahead=True) is None  # For nobody, so last of all.
+    assert held(cache) == ["a", "b", "later"]
+    cache.acquire(entry("p.gz", 20), ahead=True, used_by="plain").close()
+    assert held(cache) == ["a", "b", "p.gz"]
+    cache.plan(0, [])
+
+
 def test_larger_than_the_budget(tmp_path):
     cache = ShardCache(tmp_path, 5)
     use(cache, "a")

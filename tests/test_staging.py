@@ -1,6 +1,8 @@
 """Copies that are made ahead of need: which comes next, and what finding it costs."""
 
+import functools
 import gzip
+import os
 import threading
 import time
 
@@ -146,3 +148,30 @@ def test_calls_run_where_no_thread_can_be_started(monkeypatch):
         assert isinstance(threads.submit(int, "x").exception(5), ValueError)
     assert threads.submit(sum, [3, 4]).result(5) == 7
     threads.close()
+
+
+def test_unpacking_ahead_drops_nothing_that_is_sooner(tmp_path):
+    """There is room for what is unpacked, but not for what it is unpacked from."""
+    packed = gzip.compress(bytes(range(256)))
+    files = {"sooner.jsonl": b"1" * 1000, "packed.jsonl.gz": packed}
+    for name, data in files.items():
+        with fsspec.open(f"memory://tight/{name}", "wb") as file:
+            file.write(data)
+    urls = [f"memory://tight/{name}" for name in files]
+    shards = [Dataset.from_path("tight", url, counts=[1]).shard(0) for url in urls]
+    for spare in (0, len(packed)):
+        room = 1000 + 4 * len(packed) + len(packed) // 2 + spare
+        stager = Stager(tmp_path / f"{spare}", room)
+        kept, made = (stager.entries(shard)[0].name for shard in shards)
+        with stager.staged(shards[0]):
+            pass
+        identity = os.stat(stager.cache._open(kept).path).st_ino
+        stager.plan("lane", shards)
+        if spare:
+            wait_until(functools.partial(stager.cache.has, made))
+        else:
+            time.sleep(0.5)
+            assert not stager.cache.has(made)
+        assert os.stat(stager.cache._open(kept).path).st_ino == identity
+        stager.close()
+        stager.plan("lane", [])

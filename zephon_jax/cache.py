@@ -50,6 +50,8 @@ class Entry(NamedTuple):
     exact: bool
     # Fills a file that exists; keeps what an earlier, interrupted call left in it.
     make: Callable[[str], None]
+    # The same for a copy that is planned but not needed yet, where others are made for it.
+    make_ahead: Callable[[str], None] | None = None
 
 
 class Lease:
@@ -102,12 +104,15 @@ class ShardCache:
         """Makes known which copies an owner will use, in order of first use."""
         self._plans.set(owner, names)
 
-    def acquire(self, entry: Entry, ahead: bool = False) -> Lease | None:
+    def acquire(
+        self, entry: Entry, ahead: bool = False, used_by: str | None = None
+    ) -> Lease | None:
         """Returns a copy, making it if there is none.
 
         Args:
           entry: What to copy.
           ahead: True for a copy that is planned but not needed yet.
+          used_by: The planned copy that this one is made for, if it is not planned itself.
 
         Returns:
           The lease; None if the copy is made ahead and does not fit, whatever of what is needed
@@ -125,9 +130,10 @@ class ShardCache:
             with self._locks.maker(entry.name, last_write):
                 if lease := self._open(entry.name):
                     return lease
-                if not self._make_room(entry, ahead):
+                later_than = (used_by or entry.name) if ahead else None
+                if not self._make_room(entry, later_than):
                     return None
-                return self._make(entry, ahead)
+                return self._make(entry, later_than)
         except OSError as error:
             if error.errno not in FULL_DISK:
                 raise
@@ -173,9 +179,9 @@ class ShardCache:
             os.utime(fd.fd)
         return Lease(path, fd)
 
-    def _make(self, entry: Entry, ahead: bool) -> Lease | None:
+    def _make(self, entry: Entry, later_than: str | None) -> Lease | None:
         part = os.path.join(self._copies, entry.name + PART)
-        if not self._fill(entry, part, ahead):
+        if not self._fill(entry, part, ahead=later_than is not None):
             return None
         if entry.exact and os.path.getsize(part) != entry.size:
             os.unlink(part)
@@ -184,7 +190,7 @@ class ShardCache:
         try:
             os.fsync(fd.fd)  # A power loss must not leave a whole name with nothing behind it.
             fcntl.flock(fd.fd, fcntl.LOCK_SH)  # In use from its first moment.
-            settled = self._settle(entry, os.fstat(fd.fd).st_size, ahead)
+            settled = self._settle(entry, os.fstat(fd.fd).st_size, later_than)
         except BaseException:
             fd.close()
             raise
@@ -193,14 +199,14 @@ class ShardCache:
             return None
         return Lease(os.path.join(self._copies, entry.name), fd)
 
-    def _settle(self, entry: Entry, size: int, ahead: bool) -> bool:
+    def _settle(self, entry: Entry, size: int, later_than: str | None) -> bool:
         """Gives a copy that is made its name; False if it was made ahead and does not fit."""
         path = os.path.join(self._copies, entry.name)
         with self._locks.room():
             # It may have come out larger than the room that was made for it.
             if not entry.exact and not self._count.fits(self.max_bytes):
-                fits = self._drop_until(self.max_bytes - size, keep=entry.name, only_later=ahead)
-                if ahead and not fits:
+                fits = self._drop_until(self.max_bytes - size, entry.name, later_than)
+                if later_than is not None and not fits:
                     self._outgrown[entry.name] = size
                     _unlink(path + PART)
                     return False
@@ -227,20 +233,20 @@ class ShardCache:
                 _unlink(part + _DONE)
                 return False
             with self._locks.room():
-                self._drop_until(0, keep=entry.name)
+                self._drop_until(0, entry.name, None)
             time.sleep(pause or 0)
         return False
 
-    def _make_room(self, entry: Entry, ahead: bool) -> bool:
-        if ahead and max(entry.size, self._outgrown.get(entry.name, 0)) > self.max_bytes:
+    def _make_room(self, entry: Entry, later_than: str | None) -> bool:
+        size, ahead = max(entry.size, self._outgrown.get(entry.name, 0)), later_than is not None
+        if ahead and size > self.max_bytes:
             return False
         part = os.path.join(self._copies, entry.name + PART)
         with self._locks.room():
-            room = self.max_bytes - max(entry.size, self._outgrown.get(entry.name, 0))
-            if not self._count.fits(room, without=entry.name):
-                fits = self._drop_until(room, keep=entry.name, only_later=ahead)
-                if not fits and ahead:
-                    return False
+            room = self.max_bytes - size
+            fits = self._count.fits(room, without=entry.name)
+            if not (fits or self._drop_until(room, entry.name, later_than)) and ahead:
+                return False
             self._count.begin(entry.name)
             if not os.path.exists(part) or os.path.getsize(part) != entry.size:
                 _unlink(part + _DONE)
@@ -248,18 +254,18 @@ class ShardCache:
                     file.truncate(entry.size)  # Its size is what counts against the budget.
         return True
 
-    def _drop_until(self, max_bytes: int, keep: str, only_later: bool = False) -> bool:
+    def _drop_until(self, max_bytes: int, keep: str, later_than: str | None) -> bool:
         """Drops copies until the others fit; False if that cannot be.
 
-        With `only_later`, only those whose next use comes after that of `keep` may go, and none
-        does unless that is enough.
+        Given `later_than`, only those whose next use comes after that of this copy may go, and
+        none does unless that is enough.
         """
         self._clear_up()
         copies = sorted(self._list(), key=lambda copy: copy[2])  # Oldest use first.
         making = self._being_made([name for name, _, _ in copies], keep)
         others = {name: size for name, size, _ in copies if name.removesuffix(PART) != keep}
         excess = sum(others.values()) - max_bytes
-        dropped = self._drop_some(others, excess, keep, only_later) if excess > 0 else set()
+        dropped = self._drop_some(others, excess, keep, later_than) if excess > 0 else set()
         growing = {name + PART for name in making}
         left = [size for name, size, _ in copies if name not in dropped and name not in growing]
         self._count.reset(left, making)
@@ -273,12 +279,13 @@ class ShardCache:
                 _unlink(os.path.join(self._copies, name))
 
     def _drop_some(
-        self, sizes: Mapping[str, int], excess: int, keep: str, only_later: bool
+        self, sizes: Mapping[str, int], excess: int, keep: str, later_than: str | None
     ) -> set[str]:
         """Drops copies, given the one of oldest use first, and returns which."""
         ranks = self._plans.ranks()
         never = float("inf")
-        limit = ranks.get(keep, never) if only_later else -1.0
+        limit = -1.0 if later_than is None else ranks.get(later_than, never)
+        take = self._drop if later_than is None else self._is_free
         spare = self.max_bytes // _SPARE_SHARE
         dropped = set()
         by_use = [(ranks.get(name.removesuffix(PART), never), name) for name in sizes]
@@ -286,10 +293,10 @@ class ShardCache:
             unwanted = rank == never and sizes[name] - excess < spare
             if rank <= limit or (excess <= 0 and not unwanted):
                 break
-            if self._is_free(name, keep) if only_later else self._drop(name, keep):
+            if take(name, keep):
                 dropped.add(name)
                 excess -= sizes[name]
-        if only_later:
+        if later_than is not None:
             return {name for name in dropped if excess <= 0 and self._drop(name, keep)}
         return dropped
 

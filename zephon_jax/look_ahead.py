@@ -151,7 +151,7 @@ class LookAhead:
     def _make_ahead(self, entry: Entry, end_turn: Callable[[], None]) -> None:
         def make(target: str) -> None:
             end_turn()
-            entry.make(target)
+            (entry.make_ahead or entry.make)(target)
 
         refused, pause = False, 0.0
         try:

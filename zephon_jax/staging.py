@@ -7,6 +7,7 @@ is. A forked process makes copies with a cache and threads of its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -108,17 +109,21 @@ class Stager:
 
     def _unpacked(self, shard: Shard, unpack: Callable[[str, str], None]) -> Entry:
         file, _, options = shard
+        name = _name(file, "plain")
 
-        def make(target: str) -> None:
+        def make(target: str, ahead: bool = False) -> None:
             if is_local(file.path):
                 unpack(file.path, target)
                 return
-            lease = self.cache.acquire(self._fetched(file, options, _name(file)))
-            assert lease is not None
+            packed = self._fetched(file, options, _name(file))
+            lease = self.cache.acquire(packed, ahead, used_by=name)
+            if lease is None:
+                raise OSError(errno.ENOSPC, "there is no room for the packed copy")
             with lease:
                 unpack(lease.path, target)
 
-        return Entry(_name(file, "plain"), _UNPACKED_RATIO * file.size, False, make)
+        make_ahead = functools.partial(make, ahead=True)
+        return Entry(name, _UNPACKED_RATIO * file.size, False, make, make_ahead)
 
     def _fetched(self, file: File, options: Mapping[str, Any] | None, name: str) -> Entry:
         def make(target: str) -> None:
