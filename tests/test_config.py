@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from test_laws import plain
 
 import zephon_jax as zx
 from zephon_jax.config import read_config_file
+from zephon_jax.config_parse import parse
 from zephon_jax.config_text import TEMPLATE, schema
 
 YAML = """
@@ -140,6 +143,33 @@ def test_weights_are_what_was_typed(tmp_path):
     assert [str(one / fractions[0]) for one in fractions] == ["1", "10/3", "2"]
 
 
+def test_merges_do_not_grow_beyond_their_keys(tmp_path):
+    """Ten of ten of ten, eight levels deep: ten keys, as each is there once."""
+    ten = ", ".join(f"k{n}: 1" for n in range(10))
+    lines = [f"x0: &x0 {{{ten}}}"]
+    lines += [f"x{n}: &x{n} {{<<: [{', '.join([f'*x{n - 1}'] * 10)}]}}" for n in range(1, 9)]
+    assert parse(Path("run.yaml"), "\n".join(lines))["x8"] == {f"k{n}": 1 for n in range(10)}
+    chain = ["x0: &x0 {k0: 1}"]
+    chain += [f"x{n}: &x{n} {{<<: *x{n - 1}, k{n}: 1}}" for n in range(1, 2000)]
+    with pytest.raises(ValueError, match="'<<' brings in more than 1,000,000 keys in all"):
+        parse(Path("run.yaml"), "\n".join(chain))
+
+
+def test_what_is_merged_keeps_its_place(tmp_path):
+    """The order of datasets breaks ties: the first place of a key, and the last of its values."""
+    text = "a: &a {x: 1, y: 2, z: 3}\nb: {<<: [{y: 5, w: 4}, *a], z: 9, v: 0}\n"
+    found = parse(Path("run.yaml"), text)["b"]
+    assert found == {"x": 1, "y": 5, "z": 9, "w": 4, "v": 0}
+    assert list(found) == ["x", "y", "z", "w", "v"]
+
+
+@pytest.mark.parametrize(("suffix", "text"), [("yaml", YAML), ("toml", TOML)])
+def test_a_mark_at_the_beginning_is_no_part_of_the_text(tmp_path, suffix, text):
+    file = tmp_path / f"run.{suffix}"
+    file.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert list(zx.load_config(file).component_ids()) == ["web", "toy"]
+
+
 BASE = "datasets: {web: {counts: [60]}}\nmixture: {web: 1}\nchunk_size: 5\n"
 WRONG = {
     "an unknown key": ("chunk_sise: 4\n" + BASE, "unknown key 'chunk_sise' in the file; did you"),
@@ -161,6 +191,9 @@ WRONG = {
         "datasets: {web: {counts: [1], format: jsonl}}\nmixture: {web: 1}\n", "need a 'path'",
     ),
     "a number for a path": ("datasets: {web: {path: 5}}\nmixture: {web: 1}\n", "must be text"),
+    "no path": ("datasets: {web: {path: ''}}\nmixture: {web: 1}\n", "web.path is empty; for the"),
+    "no path alone": ("datasets: {web: ''}\nmixture: {web: 1}\n", "datasets.web.path is empty"),
+    "no path in a list": ("datasets: {web: [x, '']}\nmixture: {web: 1}\n", "web.path is empty"),
     "a number for a name": ("datasets: {5: {counts: [1]}}\nmixture: {web: 1}\n", "in quotes"),
     "a weight": (BASE.replace("web: 1}", "web: lots}"), "a number or a fraction such as '1/3'"),
     "a negative weight": (BASE.replace("web: 1}", "web: -1}"), r"mixture\['web'\] = -1"),
@@ -222,6 +255,11 @@ def test_without_pyyaml_the_error_says_what_to_install(tmp_path, monkeypatch):
     assert len(zx.load_config(tmp_path / "run.toml").datasets_by_id) == 2
 
 
+def tokens_of(known):
+    kinds = known["token_estimation"]["anyOf"][0]["oneOf"]
+    return {key for kind in kinds for key in kind["properties"]}
+
+
 def test_the_template_is_right_and_explains_every_key(tmp_path):
     for folder in ("corpora/web", "corpora/code"):
         (tmp_path / folder).mkdir(parents=True)
@@ -236,7 +274,7 @@ def test_the_template_is_right_and_explains_every_key(tmp_path):
     assert list(source.component_ids()) == ["web", "code", "toy"]
     assert source.chunk_size_hint() == 16384
     known = schema()["properties"]
-    for key in (*known, *known["run"]["properties"], *known["token_estimation"]["properties"]):
+    for key in (*known, *known["run"]["properties"], *tokens_of(known)):
         if key not in ("tokenizer_name",):
             assert f"{key}:" in TEMPLATE or key in TEMPLATE, key
 
@@ -246,12 +284,101 @@ def test_the_schema_says_what_is_known():
 
     found = schema()
     assert set(found["properties"]) == set(config._TOP)
-    entry = found["properties"]["datasets"]["additionalProperties"]["anyOf"][1]
-    assert set(entry["properties"]) == set(config._DATASET)
+    entry = found["properties"]["datasets"]["additionalProperties"]["anyOf"]
+    assert set(entry[1]["properties"]) | set(entry[2]["properties"]) == set(config._DATASET)
     run = found["properties"]["run"]["properties"]
     assert set(run) == set(config._RUN)
-    assert set(run["read"]["properties"]) == set(config._READ)
-    assert set(found["properties"]["token_estimation"]["properties"]) == set(config._TOKENS)
+    assert set(run["read"]["anyOf"][0]["properties"]) == set(config._READ)
+    assert tokens_of(found["properties"]) == set(config._TOKENS)
     assert json.loads(json.dumps(found)) == found
     assert tomllib.loads(TOML).keys() <= found["properties"].keys()
     assert np.all([key in found["properties"] for key in found["required"]])
+
+
+ANYTHING = [None, {}, [], "", 0, 1, -1, 2**61, True, False, "x", 0.5, [1], [None], {"web": None},
+            {"web": 1, "toy": 2}, {"": 1}, [[]], {"web": {}, "toy": {}}]  # fmt: skip
+FITTING = {
+    ("datasets", "web"): ["data", ["data"], {"path": "data"}, {"counts": [1, 2]}],
+    ("datasets", "web", "counts"): [[5, 0], [0, 3, 2]],
+    ("datasets", "web", "num_bytes"): [[5, 6]],
+    ("datasets", "data", "path"): ["data", ["data"]],
+    ("datasets", "data", "format"): ["jsonl", "nothing"],
+    ("datasets", "data", "columns"): [],
+    ("datasets", "data", "storage_options"): [{"auto_mkdir": False}],
+    ("datasets", "data", "counts"): [[2]],
+    ("mixture", "web"): [
+        "1/3", "1/0", "1e300", "1e301", ".5", "5.", ".", "1e", "-1/2", " 3 ", "+2",
+    ],
+    ("chunk_size",): [7, 2**28, 2**28 + 1],
+    ("seed",): [-5, 2**70],
+    ("shuffle_shards",): [{"web": True, "toy": False, "data": True}],
+    ("shuffle_within_shard",): [],
+    ("shuffle_block_size",): ["auto", "global", {"web": None, "toy": "auto", "data": 4}, 2**60],
+    ("exhausted_policy",): ["stop", {"web": "stop", "toy": "repeat", "data": "redistribute"}],
+    ("reshuffle_on_repeat",): [],
+    ("max_repeats",): [3, {"web": None, "toy": 1, "data": 0}],
+    ("stop_after_passes",): [3, 2**31, 2**31 + 1],
+    ("lane_assignment",): ["permute", "modulo"],
+    ("allocation",): ["fixed", "incremental", "virtual_time"],
+    ("token_estimation",): [
+        {"shard_totals": {"web": [9, 9], "toy": [2], "data": [7]}, "tokenizer_name": None},
+        {"ratios": {"web": 1, "toy": "1/2", "data": 0.25}, "tokenizer_name": "t"},
+        {"ratios": {"web": 0, "toy": 1, "data": 1}}, {"tokenizer_name": "t"}, {"ratios": None},
+        {"ratios": {"web": 1, "toy": 1, "data": 1}, "shard_totals": None},
+    ],
+    ("run",): [{"num_lanes": 4}],
+    ("run", "num_lanes"): [], ("run", "num_chunks"): [], ("run", "read"): [],
+    ("run", "read", "mode"): ["lattice"], ("run", "read", "seed"): [],
+    ("run", "read", "shuffle_within_component"): [],
+    ("datasets",): [], ("mixture",): [], ("unknown",): [],
+}  # fmt: skip
+# What joins several keys, or names and data: a schema has nothing to say of it.
+ACROSS = (
+    "must name every dataset and no other", "must give every dataset a weight",
+    "Give one for each shard", "does not exist",
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_schema_and_the_loader_agree(tmp_path, monkeypatch):
+    """About every key with every kind of value, and a value of each kind in the place of each."""
+    jsonschema = pytest.importorskip("jsonschema")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "0.jsonl").write_text('{"a": 1}\n' * 2)
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    validator = jsonschema.Draft202012Validator(schema())
+    yaml = pytest.importorskip("yaml")
+    file, rng, taken = tmp_path / "run.yaml", random.Random(0), set()
+    cases = [((place, value),) for place in FITTING for value in [*FITTING[place], *ANYTHING]]
+    for _ in range(100):
+        two = rng.sample(list(FITTING), 2)
+        cases.append(tuple((p, rng.choice([*FITTING[p], *ANYTHING])) for p in two))
+    for case in cases:
+        raw = {
+            "datasets": {
+                "web": {"counts": [5, 5], "num_bytes": [9, 9]},
+                "toy": {"counts": [5], "num_bytes": [9]}, "data": {"path": "data"},
+            },
+            "mixture": {"web": 3, "toy": 1, "data": 1}, "chunk_size": 5, "run": {"read": {}},
+        }  # fmt: skip
+        for place, value in case:
+            inside = raw
+            for key in place[:-1]:
+                inside = inside.get(key) if isinstance(inside, dict) else None
+            if isinstance(inside, dict):
+                inside[place[-1]] = value
+        file.write_text(yaml.safe_dump(raw, sort_keys=False))
+        try:
+            zx.load_config(file)
+        except (TypeError, ValueError, OSError) as error:
+            said = str(error)
+        else:
+            said = ""
+        allowed = validator.is_valid(raw)
+        if said and allowed:
+            assert any(text in said for text in ACROSS), (case, said)
+        else:
+            assert allowed == (not said), (case, said)
+        taken.add((allowed, not said))
+    assert taken == {(True, True), (True, False), (False, False)}

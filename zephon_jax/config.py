@@ -19,6 +19,7 @@ from typing import Any
 from zephon_jax._xp import as_int
 from zephon_jax.catalog import Dataset
 from zephon_jax.config_parse import parse
+from zephon_jax.config_text import NUMBER
 from zephon_jax.reading import MixtureReadConfig
 from zephon_jax.static_mixture import StaticMixtureWorkSource
 from zephon_jax.token_ratios import TokenEstimation
@@ -37,8 +38,8 @@ _DATASET = ("path", "format", "columns", "storage_options", "counts", "num_bytes
 _RUN = ("num_lanes", "num_chunks", "read")
 _READ = ("mode", "seed", "shuffle_within_component")
 _TOKENS = ("ratios", "shard_totals", "tokenizer_name")
-_EXPONENT = re.compile(r"(?<=[eE])[+-]?\d+$")
 _MOST_EXPONENT = 300
+_MOST_DIGITS = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ def read_config_file(path: str | os.PathLike[str]) -> RunConfig:
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"{path}: a configuration file ends in one of {SUFFIXES}.")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors may begin with a mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error}") from None
     except IsADirectoryError:
@@ -145,19 +146,17 @@ def _checked(path: Path, raw: Any) -> RunConfig:
         name: _number(weight, f"mixture.{name}")
         for name, weight in _mapping(top["mixture"], "mixture").items()
     }
-    if "token_estimation" in top:
+    if top.get("token_estimation") is not None:
         settings["token_estimation"] = _tokens(top["token_estimation"])
     run = _mapping(top.get("run", {}), "run", _RUN)
-    chunks = run.get("num_chunks")
+    chunks, read = run.get("num_chunks"), run.get("read")
     return RunConfig(
         path=path,
         datasets={name: _entry(path.parent, name, entry) for name, entry in datasets.items()},
         settings=settings,
         num_lanes=as_int(run.get("num_lanes", 1), "run.num_lanes", 1),
         num_chunks=None if chunks is None else as_int(chunks, "run.num_chunks", 0),
-        read=(
-            MixtureReadConfig(**_mapping(run["read"], "run.read", _READ)) if "read" in run else None
-        ),
+        read=None if read is None else MixtureReadConfig(**_mapping(read, "run.read", _READ)),
     )
 
 
@@ -180,12 +179,9 @@ def _number(value: Any, where: str) -> Any:
     """A number; text is taken as the one that it spells, such as 1/3 or 1e-3."""
     if not isinstance(value, str):
         return value
-    try:
-        # Fractions are exact: one of a large exponent would be written out, digit by digit.
-        if abs(int((_EXPONENT.search(value) or "0")[0])) <= _MOST_EXPONENT:
-            return Fraction(value)
-    except (ValueError, ZeroDivisionError):
-        pass
+    # Fractions are exact: one of a large exponent would be written out, digit by digit.
+    if len(value) <= _MOST_DIGITS and re.search(NUMBER, value, re.ASCII):
+        return Fraction(value)
     raise ValueError(
         f"{where} must be a number or a fraction such as '1/3', with an exponent between"
         f" -{_MOST_EXPONENT} and {_MOST_EXPONENT}; got {reprlib.repr(value)}."
@@ -229,7 +225,11 @@ def _entry(folder: Path, name: str, raw: Any) -> dict[str, Any]:
             raise TypeError(
                 f"datasets.{name}.path must be text or a list of texts; got {entry['path']!r}."
             )
-        if "storage_options" in entry:
+        if "" in paths:
+            raise ValueError(
+                f"datasets.{name}.path is empty; for the configuration's own folder write '.'."
+            )
+        if entry.get("storage_options") is not None:
             entry["storage_options"] = _mapping(
                 entry["storage_options"], f"datasets.{name}.storage_options"
             )

@@ -10,6 +10,7 @@ from typing import Any
 __all__ = ["parse"]
 
 _MERGE = "tag:yaml.org,2002:merge"  # the key `<<`
+_MOST_MERGED = 1_000_000
 
 
 def parse(path: Path, text: str) -> Any:
@@ -56,6 +57,8 @@ def _loader(yaml: Any) -> type:
     """A loader that refuses what PyYAML takes in silence, and merges as YAML says."""
 
     class Loader(yaml.SafeLoader):
+        merged = 0  # keys that were brought in so far
+
         def compose_mapping_node(self, anchor: Any) -> Any:
             # As they are written: what `<<` brings in may be overridden.
             node = super().compose_mapping_node(anchor)
@@ -68,7 +71,7 @@ def _loader(yaml: Any) -> type:
 
         def flatten_mapping(self, node: Any) -> None:
             # Versions of PyYAML differ in what wins: a later `<<` of a list, and short names.
-            own = [pair for pair in node.value if pair[0].tag != _MERGE]
+            parts = [[pair for pair in node.value if pair[0].tag != _MERGE]]
             for value in (value for key, value in node.value if key.tag == _MERGE):
                 listed = value.value if isinstance(value, yaml.SequenceNode) else [value]
                 for one in listed:
@@ -76,7 +79,14 @@ def _loader(yaml: Any) -> type:
                         line = one.start_mark.line + 1
                         raise ValueError(f"'<<' at line {line} must bring in mappings.")
                     self.flatten_mapping(one)
-                    own = [*one.value, *own]
-            node.value = own
+                    self.merged += len(one.value)
+                    if self.merged > _MOST_MERGED:
+                        raise ValueError(f"'<<' brings in more than {_MOST_MERGED:,} keys in all.")
+                    parts.append(one.value)
+            # A key that is brought in again keeps its place, and is not there twice.
+            whole = {
+                (pair[0].tag, str(pair[0].value)): pair for part in parts[::-1] for pair in part
+            }
+            node.value = list(whole.values())
 
     return Loader

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from zephon_jax.formats import FORMATS
-from zephon_jax.knobs import ALLOCATIONS, POLICIES
+from zephon_jax.knobs import ALLOCATIONS, MAX_COUNT, MAX_PASSES, POLICIES
 from zephon_jax.lanes import ASSIGNMENTS
+from zephon_jax.quota import MAX_CHUNK_SIZE
 from zephon_jax.reading import MODES
 
-__all__ = ["TEMPLATE", "schema"]
+__all__ = ["NUMBER", "TEMPLATE", "schema"]
 
 TEMPLATE = """\
 # A run of zephon_jax. The same keys in TOML do as well. Only datasets and mixture must be there;
@@ -58,23 +59,28 @@ run:                           # what the source does not know of itself
 """
 
 
-def _at_least(least: int) -> dict[str, Any]:
-    return {"type": "integer", "minimum": least}
+def _at_least(least: int, most: int | None = None) -> dict[str, Any]:
+    return {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most})
 
 
 def _list_of(item: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": item}
+    return {"type": "array", "items": item, "minItems": 1}
 
 
 def _by_name(value: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": value}
+    return {
+        "type": "object", "additionalProperties": value, "minProperties": 1,
+        "propertyNames": {"minLength": 1},
+    }  # fmt: skip
 
 
-def _closed(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def _closed(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    found = {"type": "object", "properties": properties, "additionalProperties": False}
+    return found | ({"required": list(required)} if required else {})
 
 
 def _or_null(value: dict[str, Any]) -> dict[str, Any]:
+    """Null is as good as leaving a key out, where that means None in Python."""
     return {"anyOf": [value, {"type": "null"}]}
 
 
@@ -83,45 +89,65 @@ def _each(value: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [value, _by_name(value)]}
 
 
+NUMBER = (
+    r"^\s*[+]?([0-9]+/0*[1-9][0-9]*"
+    r"|([0-9]+[.]?[0-9]*|[.][0-9]+)([eE][+-]?0*(300|[12]?[0-9]{1,2}))?)\s*$"
+)
+"""Text that is a number: digits, a fraction, or an exponent of at most 300."""
+
 _TEXT, _WHOLE, _FLAG = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_NAME = {"type": "string", "minLength": 1}
 _COUNTS = _list_of(_at_least(0))
-_PATHS = {"anyOf": [_TEXT, _list_of(_TEXT)]}
-_NUMBER = {"anyOf": [{"type": "number", "minimum": 0}, _TEXT]}
-_DATASET = {
-    "path": _PATHS, "format": {"enum": sorted(FORMATS)}, "columns": _list_of(_TEXT),
-    "storage_options": {"type": "object"}, "counts": _COUNTS, "num_bytes": _COUNTS,
+_PATHS = {"anyOf": [_NAME, _list_of(_NAME)]}
+_NUMBER = {"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": NUMBER}]}
+_RATIO = {"anyOf": [
+    {"type": "number", "exclusiveMinimum": 0}, {"type": "string", "pattern": NUMBER},
+]}  # fmt: skip
+_DATA = {
+    "path": _PATHS, "format": _or_null({"enum": sorted(FORMATS)}),
+    "columns": _or_null(_list_of(_TEXT)), "storage_options": _or_null({"type": "object"}),
+    "counts": _or_null(_COUNTS),
 }  # fmt: skip
+_COUNTED = {"counts": _COUNTS, "num_bytes": _or_null(_COUNTS)}
+_DATASET = {"anyOf": [_PATHS, _closed(_DATA, "path"), _closed(_COUNTED, "counts")]}
 _TOKENS = {
-    "ratios": _by_name(_NUMBER), "shard_totals": _by_name(_COUNTS), "tokenizer_name": _TEXT,
+    "oneOf": [
+        _closed({kind: _by_name(value), "tokenizer_name": _or_null(_TEXT)}, kind)
+        for kind, value in (("ratios", _RATIO), ("shard_totals", _COUNTS))
+    ]
+}
+_READ = {
+    "mode": {"enum": list(MODES)}, "seed": _or_null(_WHOLE), "shuffle_within_component": _FLAG,
 }  # fmt: skip
-_READ = {"mode": {"enum": list(MODES)}, "seed": _WHOLE, "shuffle_within_component": _FLAG}
 _RUN = {
-    "num_lanes": _at_least(1), "num_chunks": _or_null(_at_least(0)), "read": _closed(_READ),
+    "num_lanes": _at_least(1), "num_chunks": _or_null(_at_least(0)),
+    "read": _or_null(_closed(_READ)),
 }  # fmt: skip
 
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a configuration file."""
     top = {
-        "datasets": _by_name({"anyOf": [_PATHS, _closed(_DATASET)]}),
+        "datasets": _by_name(_DATASET),
         "mixture": _by_name(_NUMBER),
-        "chunk_size": _at_least(1),
+        "chunk_size": _at_least(1, MAX_CHUNK_SIZE),
         "seed": _WHOLE,
         "shuffle_shards": _each(_FLAG),
         "shuffle_within_shard": _each(_FLAG),
-        "shuffle_block_size": _each({"anyOf": [{"enum": ["auto", "global", None]}, _at_least(1)]}),
-        "exhausted_policy": _each({"enum": list(POLICIES)}),
+        "shuffle_block_size": _each(
+            {"anyOf": [{"enum": ["auto", "global", None]}, _at_least(1, MAX_COUNT)]}
+        ),
+        "exhausted_policy": _or_null(_each({"enum": list(POLICIES)})),
         "reshuffle_on_repeat": _each(_FLAG),
-        "max_repeats": _each(_or_null(_at_least(0))),
-        "stop_after_passes": _or_null(_at_least(1)),
+        "max_repeats": _each(_or_null(_at_least(0, MAX_COUNT))),
+        "stop_after_passes": _or_null(_at_least(1, MAX_PASSES)),
         "lane_assignment": {"enum": list(ASSIGNMENTS)},
         "allocation": {"enum": list(ALLOCATIONS)},
-        "token_estimation": _closed(_TOKENS),
+        "token_estimation": _or_null(_TOKENS),
         "run": _closed(_RUN),
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A run of zephon_jax",
-        **_closed(top),
-        "required": ["datasets", "mixture"],
+        **_closed(top, "datasets", "mixture"),
     }

@@ -23,6 +23,8 @@ from zephon_jax.weights import MixtureSpec, warn_if_moved
 __all__ = [
     "ALLOCATIONS",
     "CONFIG_THINGS",
+    "MAX_COUNT",
+    "MAX_PASSES",
     "POLICIES",
     "Knobs",
     "check_datasets",
@@ -34,7 +36,8 @@ __all__ = [
 ORDER_VERSION = 1
 POLICIES = ("stop", "repeat", "redistribute")
 ALLOCATIONS = ("incremental", "fixed", "virtual_time")
-_MAX_COUNT = 1 << 60
+MAX_COUNT = 1 << 60
+MAX_PASSES = 1 << 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ def _block(value: Any, argument: str) -> int | str | None:
                 f"{argument} must be None, a number of samples, 'auto' or 'global'; got {value!r}."
             )
         return value
-    return as_int(value, argument, 1, _MAX_COUNT)
+    return as_int(value, argument, 1, MAX_COUNT)
 
 
 def _choice(value: Any, argument: str, allowed: Sequence[str]) -> str:
@@ -101,7 +104,7 @@ def _policy(value: Any, argument: str) -> str:
 
 
 def _repeats(value: Any, argument: str) -> int | None:
-    return None if value is None else as_int(value, argument, 0, _MAX_COUNT)
+    return None if value is None else as_int(value, argument, 0, MAX_COUNT)
 
 
 def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
@@ -131,7 +134,7 @@ def _exhaustion(
     caps = _per_dataset(repeats, "max_repeats", names, _repeats)
     if passes is None:
         return policies, caps, None if given or capped else 1
-    passes = as_int(passes, "stop_after_passes", 1, 1 << 31)
+    passes = as_int(passes, "stop_after_passes", 1, MAX_PASSES)
     other = sorted(set(policies) - {"repeat"})
     if other or any(cap is not None for cap in caps):
         clash = f"exhausted_policy = {other[0]!r}" if other else f"max_repeats = {repeats!r}"
@@ -228,7 +231,7 @@ def _check_sizes(knobs: Knobs, totals: np.ndarray) -> None:
     passes = knobs.stop_after_passes or 1
     for name, total, repeats in zip(knobs.names, totals.tolist(), knobs.max_repeats, strict=True):
         times = max(passes, 1 if repeats is None else repeats + 1)
-        if total * times > _MAX_COUNT:
+        if total * times > MAX_COUNT:
             raise ValueError(
                 f"dataset {name!r} has {total} samples and may be gone through {times} times; the"
                 f" product must be at most 2^60. Lower stop_after_passes or max_repeats."
