@@ -297,3 +297,22 @@ def test_snapshots_are_checked_as_states_are_where_they_are_read(tmp_path):
     assert iterator.get_state() == state
     folder = zx.save_checkpoint(tmp_path, iterator, state={**state, "extra": 1})
     assert pathlib.Path(folder).name == "step_0000000003"
+
+
+@pytest.mark.filterwarnings("ignore:.*the run went back")
+def test_global_batches_go_on_from_an_abandoned_step_and_check_snapshots(tmp_path):
+    import jax
+
+    mesh = jax.sharding.Mesh(jax.devices()[:1], ("data",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    batches = zx.GlobalBatches(iter(one_host()), sharding)
+    save_steps(tmp_path, batches, [2, 4, 3])
+    assert marked(tmp_path) == [4]
+    zx.restore_checkpoint(tmp_path, batches, step=4)
+    next(batches)
+    with pytest.raises(RuntimeError, match=r"nothing was saved: process 0: .*at least 0; got -1"):
+        zx.save_checkpoint(tmp_path, batches, state={**batches.get_state(), "step": -1})
+    assert marked(tmp_path) == [4]
+    zx.save_checkpoint(tmp_path, batches, state=batches.get_state())
+    assert marked(tmp_path) == []
+    assert zx.restore_checkpoint(tmp_path, batches) == 5
