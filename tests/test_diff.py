@@ -123,6 +123,33 @@ def test_runs_that_are_read_in_other_ways_differ():
     assert zx.diff(source, source, second_read_config=kept).proven
 
 
+@pytest.mark.parametrize("num_lanes", [1, 3, 8])
+def test_the_lattice_is_compared_as_the_lanes_read_it(num_lanes):
+    lattice = zx.MixtureReadConfig(mode="lattice")
+    source = mixture([900, 300], [3, 1], chunk_size=100)
+    other = source.replace(shuffle_shards=False, mixture={"a": 2, "b": 1})
+    found = zx.diff(source, other, num_lanes=num_lanes, read_config=lattice)
+    slots = []
+    for lane in range(num_lanes):
+        pair = [one.next_chunk(one.init(lane, num_lanes))[0] for one in (source, other)]
+        first, second = (chunk.order(lattice)[1].tolist() for chunk in pair)
+        if pair[0].chunk_index == found.chunk:
+            slots.append(next(n for n in range(100) if first[n] != second[n]))
+            assert found.first == ("ab"[first[slots[-1]][0]], *first[slots[-1]][1:])
+    assert [found.slot] == slots
+
+
+def test_runs_without_chunks_are_compared():
+    class Nothing(CountSource):
+        def next_chunk(self, state):
+            return None, state
+
+    found = zx.diff(Nothing(), Nothing())
+    assert (found.same, found.num_chunks) == (True, 0)
+    found = zx.diff(Nothing(), CountSource())
+    assert (found.same, found.chunk, found.slot, found.first) == (False, 0, 0, None)
+
+
 def test_no_chunk_differs_in_no_chunks():
     source = mixture([1000, 1000], chunk_size=10)
     other = source.replace(seed=7)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import NamedTuple
+from itertools import count, zip_longest
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_jax._xp import as_int
+from zephon_jax.chunk import WorkChunk
 from zephon_jax.contract import check_lane
 from zephon_jax.lane_states import differences
 from zephon_jax.reading import MixtureReadConfig, check_read_config
@@ -28,6 +29,13 @@ _OF_DRAWS = {
     "order version", "dataset names", "shard counts", "chunk_size", "seed", "shuffle_shards",
     "shuffle_within_shard", "shuffle_block_size", "reshuffle_on_repeat", "read_config",
 }  # fmt: skip
+
+
+class _Way(NamedTuple):
+    """How a run is read."""
+
+    config: MixtureReadConfig
+    num_lanes: int
 
 
 class SampleName(NamedTuple):
@@ -103,7 +111,7 @@ def diff(
       second: Another one.
       num_chunks: Chunks to compare; by default 1,000 where samples have to be compared one by one,
         and a million where counts tell.
-      num_lanes: Lanes, to compare which lane gets each chunk too.
+      num_lanes: Lanes, to compare which lane gets each chunk too; the lattice deals by them.
       read_config: How chunks are read; smooth weighted round robin by default.
       second_read_config: How those of the second run are, where that is another way.
 
@@ -129,19 +137,20 @@ def diff(
     looked_at = _LOOKED_AT if num_chunks is None else num_chunks
     asked = (read_config, read_config if second_read_config is None else second_read_config)
     configs = tuple(dataclasses.replace(check_read_config(one), precompute=False) for one in asked)
-    ways = () if configs[0] == configs[1] else ("read_config",)
+    other_ways = () if configs[0] == configs[1] else ("read_config",)
+    ways = tuple(_Way(config, num_lanes) for config in configs)
     if not isinstance(first, StaticMixtureWorkSource) or not isinstance(
         second, StaticMixtureWorkSource
     ):
-        return _by_samples(first, second, looked_at, configs, ways)
-    things = (*differences(first.run.config, second.run.config), *ways)
+        return _by_samples(first, second, looked_at, ways, other_ways)
+    things = (*differences(first.run.config, second.run.config), *other_ways)
     if not things:
         return OrderDifference(same=True, proven=True, settings=(), num_chunks=0)
     if _OF_DRAWS & set(things):
-        found = _by_samples(first, second, looked_at, configs, things)
+        found = _by_samples(first, second, looked_at, ways, things)
     else:
         most = 10**6 if num_chunks is None else num_chunks
-        found = _by_counts(first, second, most, configs, things)
+        found = _by_counts(first, second, most, ways, things)
     lane_chunk = _lanes(first, second, found.num_chunks, num_lanes)
     if lane_chunk is None:
         return found
@@ -165,7 +174,7 @@ def _by_counts(
     first: StaticMixtureWorkSource,
     second: StaticMixtureWorkSource,
     num_chunks: int,
-    configs: tuple[MixtureReadConfig, ...],
+    ways: tuple[_Way, ...],
     things: tuple[str, ...],
 ) -> OrderDifference:
     """Where each draw is the same sample in both: the first chunk of other counts tells."""
@@ -188,7 +197,7 @@ def _by_counts(
         at, left = at + size, [part[size:] for part in left]
     if at >= num_chunks or all(ended):
         return OrderDifference(same=True, proven=False, settings=things, num_chunks=at)
-    return _by_samples(first, second, at + 1, configs, things, start=at)
+    return _by_samples(first, second, at + 1, ways, things, start=at)
 
 
 def _rows(source: StaticMixtureWorkSource, num_chunks: int) -> Iterator[np.ndarray]:
@@ -199,18 +208,18 @@ def _by_samples(
     first: WorkSource,
     second: WorkSource,
     num_chunks: int,
-    configs: tuple[MixtureReadConfig, ...],
+    ways: tuple[_Way, ...],
     things: tuple[str, ...],
     start: int = 0,
 ) -> OrderDifference:
     """Compares chunks in reading order, sample by sample."""
     numbers: dict[str, int] = {}  # of datasets, whose ids may differ between the runs
     runs = [
-        _numbered(source, start, config, numbers)
-        for source, config in zip((first, second), configs, strict=True)
+        _numbered(source, start, way, numbers)
+        for source, way in zip((first, second), ways, strict=True)
     ]
     none = np.zeros((0, 3), dtype=np.int64)
-    at = start
+    at = start - 1
     for at, pair in enumerate(zip_longest(*runs, fillvalue=none), start):
         if at >= num_chunks:
             break
@@ -242,19 +251,32 @@ def _first_difference(one: np.ndarray, other: np.ndarray) -> int | None:
 
 
 def _numbered(
-    source: WorkSource, start: int, config: MixtureReadConfig, numbers: dict[str, int]
+    source: WorkSource, start: int, way: _Way, numbers: dict[str, int]
 ) -> Iterator[np.ndarray]:
-    """The chunks of the one-lane run from one on, in reading order: int64 (n, 3).
+    """The chunks of a run from one on, in reading order: int64 (n, 3).
 
     Dataset ids give way to numbers of the datasets' names.
     """
     names = {d: getattr(one, "name", str(d)) for d, one in source.datasets_by_id.items()}
-    state = source.seek(start)
-    while True:
-        chunk, state = source.next_chunk(state)
-        if chunk is None:
-            return
-        rows = chunk.order(config)[1]
+    for chunk in _chunks(source, start, way):
+        rows = chunk.order(way.config)[1]
         ids, place = np.unique(rows[:, 0], return_inverse=True)
         known = [numbers.setdefault(names.get(d, str(d)), len(numbers)) for d in ids.tolist()]
         yield np.column_stack([np.asarray(known, dtype=np.int64)[place], rows[:, 1:]])
+
+
+def _chunks(source: WorkSource, start: int, way: _Way) -> Iterator[WorkChunk]:
+    """The chunks of a run from one on, of all lanes together."""
+    states: dict[int, Any] = {}
+    for index in count(start):
+        lane, num_lanes = 0, 1
+        # Other ways of reading are the same for any number of lanes.
+        if way.config.mode == "lattice" and isinstance(source, StaticMixtureWorkSource):
+            num_lanes = way.num_lanes
+            lane = int(source.lanes_of_chunks(np.asarray([index]), num_lanes)[0])
+        if lane not in states:
+            states[lane] = source.seek(start, lane, num_lanes)
+        chunk, states[lane] = source.next_chunk(states[lane])
+        if chunk is None:
+            return
+        yield chunk
