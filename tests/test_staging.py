@@ -137,6 +137,19 @@ def test_close_does_not_wait_for_what_is_stuck(tmp_path, ahead):
         cache.plan("lane", [])
 
 
+def test_calls_one_after_another_run_on_one_thread():
+    """What a thread frees is not there for another: four would hold four windows of records."""
+    threads = DaemonThreads(4, "few")
+    used = {threads.submit(lambda _: threading.get_ident(), None).result() for _ in range(200)}
+    assert len(used) == 1
+    start = threading.Barrier(4, timeout=60)
+    calls = [threads.submit(lambda _: start.wait(), None) for _ in range(4)]
+    assert sorted(call.result(60) for call in calls) == [0, 1, 2, 3]  # all at the same time
+    threads.close()
+    assert threads.submit(abs, -3).result(60) == 3
+    threads.close()
+
+
 def test_calls_run_where_no_thread_can_be_started(monkeypatch):
     def refuse(thread):
         raise RuntimeError("can't create new thread at interpreter shutdown")

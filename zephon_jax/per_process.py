@@ -33,7 +33,8 @@ class DaemonThreads:
     while functions of `atexit` run: whoever waits for a call then gets its result.
 
     Args:
-      num_threads: Threads, started with the first call.
+      num_threads: Threads at most. One is started where all are busy: memory that a thread gave
+        back stays with it for its next call, and is not there for another's.
       name: What their names begin with.
 
     Example:
@@ -48,46 +49,60 @@ class DaemonThreads:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], Any] | None]
         self._calls, self._lock = queue.SimpleQueue(), threading.Lock()
         self._threads: list[threading.Thread] = []
+        self._idle = threading.Semaphore(0)
 
     def submit(self, call: Callable[[Any], T], argument: Any) -> Future[T]:
         """Returns the future of `call(argument)`."""
         future: Future[T] = Future()
         with self._lock:
-            while len(self._threads) < self._num_threads:
-                name = f"{self._name}-{len(self._threads)}"
-                thread = threading.Thread(target=self._work, name=name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError:  # None can be started, by newer Pythons when they end.
-                    break
-                self._threads.append(thread)
+            if not self._idle.acquire(blocking=False) and len(self._threads) < self._num_threads:
+                self._start_one()
             num_threads = len(self._threads)
         if num_threads:
             self._calls.put((future, call, argument))
         else:
-            _run(future, call, argument)
+            _run(future, call, argument, lambda: None)
         return future
 
-    def _work(self) -> None:
+    def _start_one(self) -> None:
+        name = f"{self._name}-{len(self._threads)}"
+        thread = threading.Thread(target=self._work, args=(self._idle,), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # None can be started, by newer Pythons when they end.
+            return
+        self._threads.append(thread)
+
+    def _work(self, idle: threading.Semaphore) -> None:
         while (item := self._calls.get()) is not None:
-            _run(*item)
+            _run(*item, idle.release)
             del item  # While it waits, it holds on to nothing.
 
     def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Ends the threads after the calls that were submitted, and waits so long for them."""
         with self._lock:
             threads, self._threads = self._threads, []
+            self._idle = threading.Semaphore(0)
         for _ in threads:
             self._calls.put(None)
         join_all(threads, timeout)
 
 
-def _run(future: Future[Any], call: Callable[..., Any], argument: Any) -> None:
-    if future.set_running_or_notify_cancel():
-        try:
-            future.set_result(call(argument))
-        except BaseException as error:
-            future.set_exception(error)
+def _run(
+    future: Future[Any], call: Callable[..., Any], argument: Any, done: Callable[[], None]
+) -> None:
+    """Makes a call. Before others hear of its result, it is done."""
+    if not future.set_running_or_notify_cancel():
+        done()
+        return
+    try:
+        result = call(argument)
+    except BaseException as error:
+        done()
+        future.set_exception(error)
+    else:
+        done()
+        future.set_result(result)
 
 
 def join_all(threads: Iterable[threading.Thread], timeout: float) -> None:
