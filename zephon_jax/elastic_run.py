@@ -256,10 +256,12 @@ def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
     Returns:
       Whether there is one, or one was seen before.
     """
-    others = [lane for lane in range(rules.plan.num_lanes) if lane not in set(rules.owned)]
-    if not like and (row := first_row(rules.plan, [*rules.owned, *others])) is not None:
-        _checked_spec(row, spec)
-        like.append(row)
+    if not like:
+        others = sorted(set(range(rules.plan.num_lanes)).difference(rules.owned))
+        row = first_row(rules.plan, [*rules.owned, *others])
+        if row is not None:
+            _checked_spec(row, spec)
+            like.append(row)
     return bool(like)
 
 
