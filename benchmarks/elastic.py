@@ -21,7 +21,7 @@ import numpy as np
 from common import Table
 
 import zephon_jax as zx
-from zephon_jax.checkpoint import to_files
+from zephon_jax.elastic.checkpoint.save_restore import to_files
 
 TOKENS = 1024
 
@@ -155,12 +155,13 @@ def packed(lane):
     return grain.experimental.ConcatThenSplitIterDataset(lane, length_struct={"tokens": 2048})
 
 
-def bytes_a_lane(make, lengths, lanes=64):
+def bytes_a_lane(make, per_sample, lanes=64):
     """Bytes of a checkpoint for each lane, after some steps."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         iterator = iter(zx.ElasticIterDataset(
-            make_source(200_000), lanes, make, process_index=0, process_count=1, lengths=lengths
+            make_source(200_000), lanes, make, process_index=0, process_count=1,
+            rows_per_sample=per_sample,
         ))  # fmt: skip
     for _ in range(5):
         next(iterator)
@@ -204,8 +205,8 @@ def main(argv: list[str] | None = None) -> None:
     add_speed(table, given)
     for what, off in batches(given.quick):
         table.add(f"64 lanes: worst batch, {what}", [off], "rows", most=1.5)
-    table.add("checkpoint: map", [bytes_a_lane(pipeline, "schedule")], "B/lane", most=1024)
-    packs = [bytes_a_lane(packed, "unknown")]
+    table.add("checkpoint: map", [bytes_a_lane(pipeline, 1)], "B/lane", most=1024)
+    packs = [bytes_a_lane(packed, None)]
     table.add("checkpoint: concat-then-split", packs, "B/lane", most=1024)
     early, late = restore_seconds(3 if given.quick else max(7, given.rounds))
     table.add("restore and first batch at step 10", [1e3 * one for one in early], "ms")

@@ -11,7 +11,7 @@ import mixtures
 from common import Measured, Table, clock, run
 
 import zephon_jax as zx
-from zephon_jax import backend
+from zephon_jax.kernels import backend
 
 LANES = (1, 512)
 GOALS = {"compiled": 1.3, "NumPy": 2.5, "virtual time": 1.2}

@@ -229,7 +229,7 @@ import re, sys
 import orjson, pyarrow.parquet
 from array_record.python import array_record_module
 import zephon_jax as zx
-from zephon_jax.reader import default_reader
+from zephon_jax.data.reader import default_reader
 
 def peak():  # That of getrusage begins with the parent's.
     return 1024 * int(re.search(r"VmHWM:\\s*(\\d+)", open("/proc/self/status").read())[1])

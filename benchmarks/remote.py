@@ -111,7 +111,7 @@ def go_through(elements, pace):
 
 
 def consume(store, cache, budget, pace=None) -> Run:
-    from zephon_jax.staging import default_stager
+    from zephon_jax.data.cache.stager import default_stager
 
     os.environ["ZEPHON_JAX_CACHE"], os.environ["ZEPHON_JAX_CACHE_BYTES"] = str(cache), str(budget)
     before = store.num_bytes()

@@ -14,8 +14,8 @@ import numpy as np
 from common import Measured, Table, clock, run, seconds
 
 import zephon_jax as zx
-from zephon_jax import backend, quota
-from zephon_jax.allocation import Allocation
+from zephon_jax.kernels import backend, quota
+from zephon_jax.mixture.allocation import Allocation
 
 COMPONENTS = (2, 8, 32, 128)
 GOALS = {

@@ -13,7 +13,7 @@ import numpy as np
 from common import Measured, Table, clock, run, seconds
 
 import zephon_jax as zx
-from zephon_jax import backend
+from zephon_jax.kernels import backend
 
 FAR = 1_000_000  # chunks: 16e9 samples
 

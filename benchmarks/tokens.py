@@ -18,10 +18,10 @@ import numpy as np
 from common import Table, clock, parse, seconds
 
 import zephon_jax as zx
-from zephon_jax.costs import UnitCost
-from zephon_jax.quota import exact_weights
-from zephon_jax.token_estimation import choose_samples
-from zephon_jax.virtual_time import VirtualTime
+from zephon_jax.data.measure_tokens import choose_samples
+from zephon_jax.kernels.quota import exact_weights
+from zephon_jax.kernels.virtual_time import VirtualTime
+from zephon_jax.mixture.token_costs import UnitCost
 
 CHUNK_SIZE = 16_384
 COMPONENTS = 8

@@ -98,7 +98,7 @@ def make_shardings():
 
 def make_lanes(sharding):
     return zx.ElasticIterDataset.for_sharding(
-        make_source(), LANES, pipeline, sharding, global_batch_size=ROWS, lengths="unknown"
+        make_source(), LANES, pipeline, sharding, global_batch_size=ROWS, rows_per_sample=None
     )
 
 

@@ -21,7 +21,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import zephon_jax as zx
-from zephon_jax.orbax import ElasticRestore, ElasticSave
+from zephon_jax.elastic.checkpoint.orbax import ElasticRestore, ElasticSave
 
 
 def host(plan):

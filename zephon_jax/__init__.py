@@ -6,46 +6,46 @@ Schedules need NumPy alone: what rests on Grain is imported when it is first nam
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from zephon_jax import lanes, lattice, permutation, quota, swrr, virtual_time
-from zephon_jax.audit import Audit, audit
-from zephon_jax.backend import use_backend
-from zephon_jax.catalog import Dataset
-from zephon_jax.chunk import SampleId, WorkChunk
-from zephon_jax.codec import encode_state
-from zephon_jax.config import load_config
-from zephon_jax.diff import OrderDifference, diff
-from zephon_jax.lane_shell import LaneShell
-from zephon_jax.reading import MixtureReadConfig
-from zephon_jax.relane import relane
-from zephon_jax.simulate import simulate
-from zephon_jax.simulation import Simulation
-from zephon_jax.source import WorkSource, decode_state, restore
-from zephon_jax.state import MixtureState
-from zephon_jax.static_mixture import StaticMixtureWorkSource
-from zephon_jax.token_estimation import TokenEstimation, count_shard_tokens
-from zephon_jax.weights import MixtureSpec
+from zephon_jax.analysis.audit import Audit, audit
+from zephon_jax.analysis.diff import OrderDifference, diff
+from zephon_jax.analysis.simulate import simulate
+from zephon_jax.analysis.simulation import Simulation
+from zephon_jax.data.dataset import Dataset
+from zephon_jax.data.measure_tokens import TokenEstimation, count_shard_tokens
+from zephon_jax.kernels import lanes, lattice, permutation, quota, swrr, virtual_time
+from zephon_jax.kernels.backend import use_backend
+from zephon_jax.kernels.weights import MixtureSpec
+from zephon_jax.mixture.config import load_config
+from zephon_jax.mixture.relane import relane
+from zephon_jax.mixture.state import MixtureState
+from zephon_jax.mixture.static import StaticMixtureWorkSource
+from zephon_jax.sources.chunk import SampleId, WorkChunk
+from zephon_jax.sources.codec import encode_state
+from zephon_jax.sources.read_order import MixtureReadConfig
+from zephon_jax.sources.stateful_lane import StatefulLane
+from zephon_jax.sources.work_source import WorkSource, decode_state, restore
 
 if TYPE_CHECKING:
-    from zephon_jax import plot
-    from zephon_jax.checkpoint import restore_checkpoint, save_checkpoint
-    from zephon_jax.elastic import ElasticIterDataset, LaneError
-    from zephon_jax.ensure_mixture import EnsureMixture
-    from zephon_jax.global_batch import GlobalBatches, in_step, to_global
-    from zephon_jax.grain_datasets import LaneIterDataset
-    from zephon_jax.lane_transforms import FlushIterDataset, stamp_exhausted
-    from zephon_jax.map_dataset import MixtureMapDataset
-    from zephon_jax.packing import component_tokens, pack
+    from zephon_jax.analysis import plot
+    from zephon_jax.elastic.checkpoint import orbax
+    from zephon_jax.elastic.checkpoint.save_restore import restore_checkpoint, save_checkpoint
+    from zephon_jax.elastic.dataset import ElasticIterDataset, LaneError
+    from zephon_jax.elastic.global_batch import GlobalBatches, synchronized, to_global
+    from zephon_jax.pipelines.ensure_mixture import EnsureMixtureIterDataset, ensure_mixture
+    from zephon_jax.pipelines.lane_dataset import LaneIterDataset
+    from zephon_jax.pipelines.lane_transforms import FlushIterDataset, mark_exhausted
+    from zephon_jax.pipelines.map_dataset import MixtureMapDataset
+    from zephon_jax.pipelines.packing import component_tokens, pack
 
 __all__ = [
     "Audit",
     "Dataset",
     "ElasticIterDataset",
-    "EnsureMixture",
+    "EnsureMixtureIterDataset",
     "FlushIterDataset",
     "GlobalBatches",
     "LaneError",
     "LaneIterDataset",
-    "LaneShell",
     "MixtureMapDataset",
     "MixtureReadConfig",
     "MixtureSpec",
@@ -53,6 +53,7 @@ __all__ = [
     "OrderDifference",
     "SampleId",
     "Simulation",
+    "StatefulLane",
     "StaticMixtureWorkSource",
     "TokenEstimation",
     "WorkChunk",
@@ -63,10 +64,12 @@ __all__ = [
     "decode_state",
     "diff",
     "encode_state",
-    "in_step",
+    "ensure_mixture",
     "lanes",
     "lattice",
     "load_config",
+    "mark_exhausted",
+    "orbax",
     "pack",
     "permutation",
     "plot",
@@ -76,8 +79,8 @@ __all__ = [
     "restore_checkpoint",
     "save_checkpoint",
     "simulate",
-    "stamp_exhausted",
     "swrr",
+    "synchronized",
     "to_global",
     "use_backend",
     "virtual_time",
@@ -86,30 +89,32 @@ __all__ = [
 __version__ = "0.1.0"
 
 _ON_GRAIN = {  # name: the module that has it
-    "ElasticIterDataset": "elastic",
-    "EnsureMixture": "ensure_mixture",
-    "FlushIterDataset": "lane_transforms",
-    "GlobalBatches": "global_batch",
-    "LaneError": "elastic",
-    "LaneIterDataset": "grain_datasets",
-    "MixtureMapDataset": "map_dataset",
-    "component_tokens": "packing",
-    "in_step": "global_batch",
-    "pack": "packing",
-    "restore_checkpoint": "checkpoint",
-    "save_checkpoint": "checkpoint",
-    "stamp_exhausted": "lane_transforms",
-    "to_global": "global_batch",
+    "ElasticIterDataset": "elastic.dataset",
+    "EnsureMixtureIterDataset": "pipelines.ensure_mixture",
+    "ensure_mixture": "pipelines.ensure_mixture",
+    "FlushIterDataset": "pipelines.lane_transforms",
+    "GlobalBatches": "elastic.global_batch",
+    "LaneError": "elastic.dataset",
+    "LaneIterDataset": "pipelines.lane_dataset",
+    "MixtureMapDataset": "pipelines.map_dataset",
+    "component_tokens": "pipelines.packing",
+    "synchronized": "elastic.global_batch",
+    "pack": "pipelines.packing",
+    "restore_checkpoint": "elastic.checkpoint.save_restore",
+    "save_checkpoint": "elastic.checkpoint.save_restore",
+    "mark_exhausted": "pipelines.lane_transforms",
+    "to_global": "elastic.global_batch",
 }
+_MODULES = {"orbax": "elastic.checkpoint.orbax", "plot": "analysis.plot"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_GRAIN:
         return getattr(importlib.import_module(f"zephon_jax.{_ON_GRAIN[name]}"), name)
-    if name == "plot":
-        return importlib.import_module("zephon_jax.plot")
+    if name in _MODULES:
+        return importlib.import_module(f"zephon_jax.{_MODULES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_ON_GRAIN, "plot"])
+    return sorted([*__all__, "__version__"])

@@ -13,7 +13,7 @@ def main() -> None:
     # Schedules are worked out on the CPU; a command beside a run must not take its accelerator.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
-        from zephon_jax.cli import cli
+        from zephon_jax.cli.commands import cli
     except ImportError as error:
         if error.name != "click":
             raise

@@ -1,0 +1,114 @@
+"""What a forked process and threads that import JAX find: free locks, NumPy, the same order."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+import threading
+import types
+
+import numpy as np
+from support.helpers import mixture
+
+import zephon_jax as zx
+from zephon_jax._process import PerProcess
+
+
+def run(code):
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.strip().splitlines()[-1])
+
+
+def test_a_child_finds_locks_free_that_threads_held():
+    """A thread holds every lock of a source while the process forks."""
+    same = run("""
+        import json, os, signal, threading
+        import zephon_jax as zx
+        from zephon_jax import _process as per_process
+        source = zx.StaticMixtureWorkSource(
+            [zx.Dataset.from_counts("a", [900, 90])], {"a": 1}, 64, exhausted_policy="repeat")
+        expected = source.next_chunk(source.seek(5))[0].order()[1].tolist()
+        held, done = threading.Event(), threading.Event()
+        def hold():
+            for one in list(per_process._all):
+                one._lock.acquire()
+                if one._make is threading.RLock:
+                    one.get().acquire()
+            held.set()
+            done.wait()
+        threading.Thread(target=hold, daemon=True).start()
+        held.wait()
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            got = source.next_chunk(source.seek(5))[0].order()[1].tolist()
+            os.write(write, str(int(got == expected)).encode())
+            os._exit(0)
+        print(json.dumps([os.waitpid(child, 0)[1], os.read(read, 1).decode()]))
+        done.set()
+    """)
+    assert same == [0, "1"]
+
+
+def test_a_child_computes_with_numpy_what_the_parent_compiled():
+    """Carries that a compiler's thread found in the parent, of other mixtures in the child."""
+    same = run("""
+        import json, os, signal, warnings
+        import numpy as np
+        from zephon_jax.kernels import backend
+        from zephon_jax.kernels import quota
+        first, second = quota.shares([10_000] + [1] * 70, 64), quota.shares([9_000] + [1] * 71, 64)
+        backend.use_backend("jax")
+        backend.advance_carry(first, quota.init_carry(first), 0, 3000)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                backend.use_backend("jax")
+            found = backend.advance_carry(second, quota.init_carry(second), 0, 3000)
+            carry = quota.init_carry(second)
+            for _ in range(3000):
+                carry = quota.step(second, carry)[1]
+            right = (found == carry).all()
+            os.write(write, str(int(right and "forked" in str(caught[0].message))).encode())
+            os._exit(0)
+        compiled = any(name[0] == "advance" for name in backend.compiled())
+        print(json.dumps([os.waitpid(child, 0)[1], os.read(read, 1).decode(), compiled]))
+    """)
+    assert same == [0, "1", True]
+
+
+def test_jax_half_imported_is_no_jax(monkeypatch):
+    """Another thread has begun to import JAX: its module is there, and nothing in it."""
+    expected = zx.swrr.order(np.array([3, 1])).tolist()
+    monkeypatch.setitem(sys.modules, "jax", types.ModuleType("jax"))
+    assert zx.swrr.order(np.array([3, 1])).tolist() == expected
+    source = mixture([100, 30], chunk_size=16)
+    config = zx.MixtureReadConfig(mode="weighted_random")
+    assert len(source.next_chunk(source.init())[0].order(config)[0]) == 16
+
+
+def test_locks_may_be_taken_again():
+    lock, entered = PerProcess(threading.RLock), 0
+    with lock.get(), lock.get():
+        entered += 1
+    assert entered == 1
+
+
+def test_ranges_of_far_passes_are_those_of_draws():
+    """A thousand shards of one sample and passes a million apart: no table of all between."""
+    source = mixture([[1] * 1000], chunk_size=2000, exhausted_policy="repeat")
+    draws = source.run.cursors.draws(0)
+    first = np.asarray([0, 10**9])
+    got = draws.of_ranges(np.zeros(2, np.int64), first, np.full(2, 1500))
+    wanted = np.concatenate([np.arange(1500), np.arange(10**9, 10**9 + 1500)])
+    assert np.array_equal(got, draws.of_draws(np.zeros(3000, np.int64), wanted))

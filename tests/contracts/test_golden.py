@@ -1,0 +1,96 @@
+"""Golden orders: nobody's data order changes unseen.
+
+`golden_orders.json` holds the SHA-256 of the first 50,000 sample ids of each configuration, as
+little-endian int64 triples in reading order. A digest that changes is a breaking change: it needs
+a new order version and an entry "Order changes" in CHANGELOG.md. Run this file as a script to
+write digests for configurations that have none; it never replaces one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from support.helpers import mixture
+
+import zephon_jax as zx
+
+GOLDEN = pathlib.Path(__file__).with_name("golden_orders.json")
+NUM_IDS = 50_000
+SHARDS = [[4000, 1500, 0, 2501], [333] * 30, 7001]
+WEIGHTS = [0.55, 0.35, 0.1]
+READ = zx.MixtureReadConfig
+ENDLESS = {"exhausted_policy": "repeat"}
+
+TOKENS = zx.TokenEstimation.from_shard_totals(
+    {"a": [400_000, 90_000, 0, 1_000_000], "b": [n * 1000 for n in range(1, 31)], "c": [9999]}
+)
+LATTICE = READ(mode="lattice")
+RANDOM = READ(mode="weighted_random", shuffle_within_component=True)
+SETTINGS = {
+    "defaults": {"stop_after_passes": 9},
+    "unshuffled": {"shuffle_shards": False, **ENDLESS},
+    "within": {"shuffle_within_shard": True, "seed": 7, **ENDLESS},
+    "block auto": {"shuffle_block_size": "auto", **ENDLESS},
+    "block 100 and within": {
+        "shuffle_block_size": 100,
+        "shuffle_within_shard": True,
+        "seed": -3,
+        **ENDLESS,
+    },
+    "global": {"shuffle_block_size": "global", "seed": 2**70, **ENDLESS},
+    "same order in each pass": {"reshuffle_on_repeat": False, "shuffle_block_size": 64, **ENDLESS},
+    "fixed, chunk of 1000": {"allocation": "fixed", "chunk_size": 1000, **ENDLESS},
+    "weighted random": {"chunk_size": 4096, **ENDLESS},
+    "lattice, lane 5 of 8": {"chunk_size": 2048, "shuffle_block_size": "auto", **ENDLESS},
+    "modulo, lane 1 of 3": {"chunk_size": 777, "lane_assignment": "modulo", **ENDLESS},
+    "redistribute": {
+        "chunk_size": 512,
+        "exhausted_policy": "redistribute",
+        "shuffle_block_size": 9,
+    },
+    "virtual time": {"allocation": "virtual_time", "chunk_size": 1000, **ENDLESS},
+    "tokens by shard": {"token_estimation": TOKENS, "chunk_size": 1000, **ENDLESS},
+    "tokens by block, passes": {
+        "token_estimation": TOKENS,
+        "chunk_size": 777,
+        "shuffle_block_size": 500,
+        "stop_after_passes": 9,
+    },
+    "capped": {"chunk_size": 512, "max_repeats": 5},
+}
+READING = {"weighted random": RANDOM, "lattice, lane 5 of 8": LATTICE}
+LANE = {"lattice, lane 5 of 8": (5, 8), "modulo, lane 1 of 3": (1, 3)}
+
+
+def digest(name):
+    source = mixture(SHARDS, WEIGHTS, **SETTINGS[name])
+    state, ids, count = source.init(*LANE.get(name, (0, 1))), [], 0
+    while count < NUM_IDS:
+        chunk, state = source.next_chunk(state)
+        if chunk is None:
+            break
+        ids.append(chunk.order(READING.get(name))[1])
+        count += len(chunk)
+    flat = np.concatenate(ids)[:NUM_IDS].astype("<i8")
+    return hashlib.sha256(flat.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_order_is_the_golden_one(name):
+    assert digest(name) == json.loads(GOLDEN.read_text())[name]
+
+
+def test_golden_file_and_configurations_agree():
+    golden = json.loads(GOLDEN.read_text())
+    assert set(golden) == set(SETTINGS)
+    assert len(set(golden.values())) == len(golden)
+
+
+if __name__ == "__main__":
+    known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
+    known = {**{name: digest(name) for name in SETTINGS if name not in known}, **known}
+    GOLDEN.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")

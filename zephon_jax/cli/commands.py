@@ -1,0 +1,385 @@
+"""The commands of `zephon-jax`: arguments to calls, and answers in words or as JSON.
+
+Exit codes: 0 where all is well; 1 where the answer is no (`diff`: the orders differ; `audit`:
+something is missing or read twice; `inspect --config`: it is another run's); 2 where a command
+could not do its work.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from zephon_jax import __version__
+from zephon_jax._text import counted, table, visible
+from zephon_jax.analysis.audit import audit as audit_states
+from zephon_jax.analysis.diff import diff as diff_sources
+from zephon_jax.analysis.inspect_state import Inspected, compare, inspect_states
+from zephon_jax.analysis.saved_states import load_states
+from zephon_jax.analysis.simulate import simulate as simulate_source
+from zephon_jax.analysis.simulation import Simulation
+from zephon_jax.cli.output import answer, bar, careful, named, size
+from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
+from zephon_jax.data.dataset import Dataset
+from zephon_jax.data.shard_index import keep_index
+from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
+from zephon_jax.mixture.config_schema import TEMPLATE, schema
+from zephon_jax.sources.checks import never_ends
+from zephon_jax.sources.codec import encode_state
+from zephon_jax.sources.read_order import check_read_config
+from zephon_jax.sources.work_source import WorkSource
+
+__all__ = ["cli"]
+
+_json = click.option("--json", "as_json", is_flag=True, help="Answer as JSON, for programs.")
+_lanes = click.option("--lanes", type=int, help="Lanes; by default what the configuration says.")
+_chunks = click.option("--chunks", type=int, help="Chunks to look at, of all lanes together.")
+_config = click.option(
+    "--config", "config", required=True, type=click.Path(), help="Configuration file of the run."
+)
+
+
+_EPILOG = (
+    "Exit codes: 0 all is well; 1 the answer is no (diff: the orders differ; audit: something is"
+    " missing or read twice; inspect --config: it is another run's); 2 the command could not do its"
+    " work. Set ZEPHON_JAX_TRACEBACK=1 to see where an error comes from."
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
+@click.version_option(__version__, prog_name="zephon-jax")
+def cli() -> None:
+    """Looks at training data orders before, during and after a run."""
+
+
+def _datasets(data: Sequence[str], format: str | None) -> list[Dataset]:
+    """Datasets of paths; a configuration file stands for all of its own."""
+    found = []
+    for path in data:
+        if path.lower().endswith(SUFFIXES) and os.path.isfile(path):
+            if format is not None:
+                raise ValueError(f"--format is for paths; {path} says which formats it has.")
+            found += read_config_file(path).source().datasets_by_id.values()
+        else:
+            found.append(Dataset.from_path(path, path, format=format))
+    return found
+
+
+def _facts(dataset: Dataset) -> dict[str, Any]:
+    counts = dataset.shard_counts
+    return {
+        "name": dataset.name,
+        "location": dataset.location,
+        "format": dataset.format,
+        "shards": dataset.num_shards,
+        "samples": dataset.num_samples,
+        "bytes": sum(file.size for file in dataset.shards) if dataset.shards else None,
+        "smallest_shard": int(counts.min()),
+        "largest_shard": int(counts.max()),
+        "empty_shards": int((counts == 0).sum()),
+    }
+
+
+@cli.command()
+@click.argument("data", nargs=-1, required=True)
+@click.option("--format", help="Format of the shards, where it is not told by their names.")
+@_json
+@careful
+def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
+    """Lists datasets: format, shards, samples and bytes.
+
+    DATA are files, folders, globs or URLs, one dataset each, or configuration files.
+    """
+    facts = [_facts(dataset) for dataset in _datasets(data, format)]
+    rows = [("dataset", "format", "shards", "samples", "bytes", "samples a shard")]
+    for one in facts:
+        low, high = one["smallest_shard"], one["largest_shard"]
+        spread = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+        rows.append((
+            one["name"], one["format"] or "-", f"{one['shards']:,}", f"{one['samples']:,}",
+            size(one["bytes"]), spread,
+        ))  # fmt: skip
+    empty = [f"! {visible(one['name'])} has {counted(one['empty_shards'], 'shard')} without samples"
+             for one in facts if one["empty_shards"]]  # fmt: skip
+    answer(as_json, "\n".join([table(rows), *empty]), facts)
+
+
+@cli.command()
+@click.argument("data", nargs=-1, required=True)
+@click.option("--format", help="Format of the shards, where it is not told by their names.")
+@_json
+@careful
+def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
+    """Counts the samples of datasets and keeps what was found, so that runs start at once."""
+    facts = []
+    for dataset in _datasets(data, format):
+        if not dataset.shards:
+            raise ValueError(f"dataset {dataset.name!r} has no files to index.")
+        shards = [dataset.shard(shard_id) for shard_id in range(dataset.num_shards)]
+        path = keep_index(shards, dataset.location, dataset.describe_shard)
+        facts.append({**_facts(dataset), "index": path})
+    lines = [
+        f"{visible(one['name'])}: {counted(one['samples'], 'sample')} in"
+        f" {counted(one['shards'], 'shard')}; kept in {one['index']}"
+        for one in facts
+    ]
+    answer(as_json, "\n".join(lines), facts)
+
+
+@cli.command()
+@_config
+@_chunks
+@_lanes
+@click.option("--plot", type=click.Path(), help="Draw a picture to this file (.png, .pdf, .svg).")
+@click.option("--picture", type=click.Choice(PICTURES),
+              help=f"With --plot: which picture; {PICTURES[0]} by default.")  # fmt: skip
+@click.option("--component", help="With --picture lanes: whose samples to show.")
+@click.option("--window", type=int, help="Count the shards touched by windows of so many chunks.")
+@click.option("--cache-bytes", type=int, help="With --window: what a cache of shards may hold.")
+@click.option("--csv", type=click.Path(), help="Write the table of chunks to this file.")
+@_json
+@careful
+def simulate(
+    config: str,
+    chunks: int | None,
+    lanes: int | None,
+    plot: str | None,
+    picture: str | None,
+    component: str | None,
+    window: int | None,
+    cache_bytes: int | None,
+    csv: str | None,
+    as_json: bool,
+) -> None:
+    """Works out what a run draws, without reading data, and says what to look at."""
+    read = read_config_file(config)
+    chunks = read.num_chunks if chunks is None else chunks
+    source = read.source()
+    _must_end(source, chunks)
+    check_picture(plot, picture, component, source.component_ids())
+    if csv is not None:
+        check_file(csv, "--csv")
+    check_apart({"--config": config, "--csv": csv, "--plot": plot})
+    with bar(chunks, "simulating", quiet=as_json) as shown:
+        run = simulate_source(
+            source,
+            chunks,
+            read.num_lanes if lanes is None else lanes,
+            window=window,
+            cache_bytes=cache_bytes,
+            progress=shown.update,
+        )
+    if csv is not None:
+        run.to_csv(csv)
+    if plot is not None:
+        draw(run, plot, picture, component)
+    answer(as_json, run.summary(), _told(run))
+
+
+def _told(run: Simulation) -> dict[str, Any]:
+    """A simulated run for programs."""
+    components = {
+        name: {
+            "samples": int(run.lane_draws[:, d].sum()), "dataset_samples": int(run.totals[d]),
+            "target": float(run.targets[0, d]) if len(run.targets) else None,
+            "first_chunk": int(run.first_draw[d]), "last_chunk": int(run.last_draw[d]),
+            "lane_samples": run.lane_draws[:, d],
+        }
+        for d, name in enumerate(run.names)
+    }  # fmt: skip
+    return {
+        "num_chunks": run.num_chunks, "num_samples": run.num_samples, "num_lanes": run.num_lanes,
+        "ended": run.ended, "warnings": run.warnings, "lane_chunks": run.lane_chunks,
+        "exhausted": dict(run.exhausted), "reads": run.reads, "components": components,
+    }  # fmt: skip
+
+
+def _must_end(source: WorkSource, chunks: int | None) -> None:
+    """Asks for a number of chunks where a run never ends."""
+    if chunks is None and never_ends(source):
+        raise ValueError(
+            "the run never ends: say how far to look with --chunks, or num_chunks in the"
+            " configuration's 'run'."
+        )
+
+
+@cli.command()
+@click.argument("state", type=click.Path())
+@click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
+@click.option("--config", type=click.Path(), help="Check it against this configuration.")
+@_json
+@careful
+def inspect(state: str, step: int | None, config: str | None, as_json: bool) -> None:
+    """Says what is in a saved state or checkpoint."""
+    if state.lower().endswith(SUFFIXES):
+        raise ValueError(f"{state} is a configuration, not a state: use zephon-jax config {state}.")
+    found = inspect_states(load_states(state, step))
+    facts, text = {**named(found), "missing": found.missing}, found.summary()
+    differs: list[str] = []
+    if config is not None:
+        differs = _differs(found, read_config_file(config).source())
+        facts["differs"] = differs
+        text += (
+            f"\n! it belongs to a run with other {', '.join(differs)} than {config}"
+            if differs
+            else f"\nit belongs to {config}"
+        )
+    answer(as_json, text, facts)
+    sys.exit(1 if differs else 0)
+
+
+def _differs(found: Inspected, source: WorkSource) -> list[str]:
+    """The settings in which states differ from a source."""
+    mine = inspect_states(encode_state(source.init())).lanes[0].settings
+    things = [t for lane in found.lanes for t in mine if lane.settings.get(t) != mine[t]]
+    return list(dict.fromkeys(["kind of source"] * bool(found.others) + things))
+
+
+@cli.command()
+@click.argument("states", nargs=-1, required=True, type=click.Path())
+@_config
+@click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
+@_json
+@careful
+def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool) -> None:
+    """Proves from states alone which samples have been read how often.
+
+    STATES are a checkpoint's folder, or files of states, one for each lane. Where a lane stands
+    inside a chunk, 'read' in the configuration's 'run' says how chunks are read.
+    """
+    read = read_config_file(config)
+    loaded = [load_states(path, step) for path in states]
+    result = audit_states(read.source(), loaded, read_config=read.read)
+    answer(as_json, result.summary(), {
+        "whole_chunks": result.whole_chunks, "lanes": result.lanes, "missing": result.missing,
+        "samples": result.samples, "seen": result.seen, "gaps": result.gaps,
+        "doubles": result.doubles, "notes": result.notes,
+    })  # fmt: skip
+    # Gaps are no trouble: a chunk of a lane that has a state is read when the lane comes to it.
+    sys.exit(1 if result.missing or result.doubles else 0)
+
+
+@cli.command()
+@click.argument("a", type=click.Path())
+@click.argument("b", type=click.Path())
+@_chunks
+@_lanes
+@_json
+@careful
+def diff(a: str, b: str, chunks: int | None, lanes: int | None, as_json: bool) -> None:
+    """Compares two configurations or two states: what differs, and from which chunk on."""
+    configs = [path.lower().endswith(SUFFIXES) for path in (a, b)]
+    if all(configs):
+        first, second = read_config_file(a), read_config_file(b)
+        different = _diff_configs(first, second, chunks, lanes, as_json)
+    elif any(configs):
+        raise ValueError(
+            "diff takes two configurations or two states; to see whether a state belongs to a"
+            " configuration, use: zephon-jax inspect STATE --config FILE."
+        )
+    elif chunks is not None or lanes is not None:
+        raise ValueError("--chunks and --lanes are for two configurations; these are states.")
+    else:
+        different = _diff_states(a, b, as_json)
+    sys.exit(1 if different else 0)
+
+
+def _diff_configs(
+    first: RunConfig, second: RunConfig, chunks: int | None, lanes: int | None, as_json: bool
+) -> bool:
+    num_lanes = first.num_lanes if lanes is None else lanes
+    if chunks is None:
+        chunks = max(
+            (c for c in (first.num_chunks, second.num_chunks) if c is not None), default=None
+        )
+    ways = [check_read_config(config.read) for config in (first, second)]
+    found = diff_sources(
+        first.source(), second.source(), chunks, num_lanes,
+        read_config=ways[0], second_read_config=ways[1],
+    )  # fmt: skip
+    notes = [
+        f"{name} differs: {one!r} against {other!r}"
+        for name, one, other in (
+            ("run.num_lanes", first.num_lanes, second.num_lanes),
+            ("run.read", *ways),
+        )
+        if one != other
+    ]
+    answer(as_json, "\n".join([found.summary(), *notes]), {**named(found), "notes": notes})
+    return not found.same or (lanes is None and first.num_lanes != second.num_lanes)
+
+
+def _diff_states(a: str, b: str, as_json: bool) -> bool:
+    first, second = (inspect_states(load_states(path)) for path in (a, b))
+    found = compare(first, second)
+    text = found.summary() or "the states are at the same place of the same run"
+    answer(as_json, text, {"same": not found.notes, **named(found)})
+    return bool(found.notes)
+
+
+@cli.command()
+@_config
+@click.argument("dataset")
+@click.argument("shard", type=int)
+@click.argument("sample", type=int)
+@_chunks
+@_lanes
+@click.option("--origin", type=int, default=0,
+              help="Where the run was cut anew into so many lanes: its chunk.")  # fmt: skip
+@_json
+@careful
+def locate(
+    config: str, dataset: str, shard: int, sample: int, chunks: int | None, lanes: int | None,
+    origin: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Says when a run holds a sample: SAMPLE of SHARD of DATASET, by name."""
+    read = read_config_file(config)
+    source = read.source()
+    ids = source.component_ids()
+    if dataset not in ids:
+        raise ValueError(f"there is no dataset {dataset!r} in {config}; it has {list(ids)}.")
+    chunks = read.num_chunks if chunks is None else chunks
+    _must_end(source, chunks)
+    num_lanes = read.num_lanes if lanes is None else lanes
+    _check_any(source, origin, chunks)
+    places = source.locate(
+        (ids[dataset], shard, sample), num_lanes, chunks, origin=origin, read_config=read.read
+    )
+    rows = [("pass", "chunk", "lane", "lane step", "slot")]
+    rows += [tuple(f"{value:,}" for value in place) for place in places]
+    answer(as_json, table(rows) if places else "never", places)
+
+
+def _check_any(source: WorkSource, origin: int, chunks: int | None) -> None:
+    """Refuses to look at no chunk at all: "never" would be true of any sample."""
+    if chunks is not None and chunks <= origin:
+        raise ValueError(
+            f"there is nothing to look at: from chunk {origin:,} on (--origin) up to chunk"
+            f" {chunks:,} (--chunks, or num_chunks in the configuration's 'run')."
+        )
+    if origin > 0 and source.next_chunk(source.seek(origin))[0] is None:
+        raise ValueError(f"there is nothing to look at: the run ends before chunk {origin:,}.")
+
+
+@cli.command(name="config")
+@click.argument("file", required=False, type=click.Path())
+@_json
+@careful
+def config_(file: str | None, as_json: bool) -> None:
+    """Prints a configuration with every key explained, or checks FILE.
+
+    With --json and no FILE: the JSON schema.
+    """
+    if file is None:
+        answer(as_json, TEMPLATE.rstrip(), schema())
+        return
+    source = read_config_file(file).source()
+    facts = {
+        "source": repr(source),
+        "datasets": [_facts(dataset) for dataset in source.datasets_by_id.values()],
+    }
+    answer(as_json, f"{file} is right: {source!r}", facts)

@@ -1,0 +1,3 @@
+"""Copies of remote shards on local disk: made once, shared by processes, within a budget."""
+
+__all__: list[str] = []

@@ -1,0 +1,360 @@
+"""Datasets: a name, the number of samples in each shard, and where the shards are."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax.data.cache.stager import Shard
+from zephon_jax.data.files import File, PathLike, is_local
+from zephon_jax.data.find_shards import describe_shard, find_shards, location_of
+from zephon_jax.data.formats import get_format
+from zephon_jax.data.formats.base import named_error
+from zephon_jax.data.shard_index import count_samples
+from zephon_jax.data.split import Part, split_samples, split_shards
+
+__all__ = ["Dataset"]
+
+_MAX_SAMPLES = 1 << 62
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named list of shards. Immutable and picklable; built by the `from_*` constructors.
+
+    Example:
+      >>> toy = Dataset.from_counts("toy", [1000, 500])
+      >>> toy.num_shards, toy.num_samples, toy.readable
+      (2, 1500, False)
+    """
+
+    # What the mixture calls it.
+    name: str
+    # Samples in each shard, int64 (num_shards,), read-only.
+    shard_counts: np.ndarray
+    # The files in shard order; empty where only the counts are known.
+    shards: tuple[File, ...] = ()
+    # The word for the shards' format.
+    format: str | None = None
+    # Columns to read, for formats that have columns; None for all.
+    columns: tuple[str, ...] | None = None
+    # Arguments for the fsspec file system of remote shards.
+    storage_options: Mapping[str, Any] | None = None
+    # Where it comes from, None where only the counts are known. Equal for equal data.
+    location: str | None = None
+    # The random-access object behind it, instead of files.
+    source: Any = None
+    # True if some shards are remote or compressed, so that they are read from local copies.
+    staged: bool = False
+    # Bytes of each shard where no files tell, int64 (num_shards,), read-only.
+    declared_bytes: np.ndarray | None = None
+    # The dataset of which this is a part, and the rule that says which part.
+    whole: Dataset | None = None
+    part: Part | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shard_counts", _frozen_counts(self.name, self.shard_counts))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.shard_counts.flags.writeable = False  # Pickle forgets it.
+        if self.declared_bytes is not None:
+            self.declared_bytes.flags.writeable = False
+
+    def __repr__(self) -> str:
+        where = "counts only" if self.location is None else repr(self.location)
+        return (
+            f"Dataset({self.name!r}, {self.num_samples} samples in {self.num_shards} shards, "
+            f"{where})"
+        )
+
+    @property
+    def num_shards(self) -> int:
+        """Number of shards, empty ones included."""
+        return len(self.shard_counts)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples in all shards together."""
+        return int(self.shard_counts.sum(dtype=np.int64))
+
+    @property
+    def readable(self) -> bool:
+        """False where only the counts are known, so that reading would fail."""
+        return bool(self.shards) or self.source is not None or self.part is not None
+
+    @property
+    def shard_bytes(self) -> np.ndarray | None:
+        """Bytes of each shard's file as it is stored, int64 (num_shards,); None where not known.
+
+        A shard of a part has the bytes of the whole shard in proportion to its samples. Of a
+        source in memory nobody knows the bytes, and each sample counts as one.
+        """
+        if self.part is not None and self.whole is not None:
+            whole = self.whole.shard_bytes
+            return None if whole is None else self.part.share_bytes(whole, self.whole.shard_counts)
+        if self.shards:
+            return np.asarray([file.size for file in self.shards], dtype=np.int64)
+        return self.shard_counts if self.source is not None else self.declared_bytes
+
+    def describe_shard(self, shard_id: int) -> str:
+        """Names a shard for an error."""
+        return describe_shard(self.name, self.shards, shard_id)
+
+    def shard(self, shard_id: int) -> Shard:
+        """Returns what it takes to read a shard."""
+        return Shard(self.shards[shard_id], get_format(str(self.format)), self.storage_options)
+
+    def locate(self, shard_id: int, indices: np.ndarray) -> tuple[Dataset, int, np.ndarray]:
+        """Follows parts to the dataset that holds the data: its shard, and places in that."""
+        dataset = self
+        while dataset.part is not None and dataset.whole is not None:
+            counts = dataset.whole.shard_counts
+            shard_id, indices = dataset.part.locate(shard_id, indices, counts)
+            dataset = dataset.whole
+        return dataset, shard_id, indices
+
+    def split(
+        self, *, seed: int, by: str = "sample", **fractions: float | Fraction
+    ) -> dict[str, Dataset]:
+        """Splits into named parts whose members never change.
+
+        Membership follows from the seed, the shard numbers and the shard counts: it is the same
+        for every pass, host and shuffle.
+
+        Args:
+          seed: Chooses the members.
+          by: "sample" gives each part its fraction of every shard; "shard" gives whole shards,
+            for samples that must not be torn apart, such as a sorted or grouped corpus.
+          **fractions: Fraction of each part, above 0. What they leave out is in no part.
+
+        Returns:
+          The parts by name.
+
+        Raises:
+          ValueError: If a fraction is not above 0, their sum is above 1, or a part gets no shard.
+
+        Example:
+          >>> parts = Dataset.from_counts("web", [1000, 500]).split(seed=0, train=0.9, held=0.1)
+          >>> parts["train"].num_samples, parts["held"].num_samples
+          (1350, 150)
+        """
+        if by not in ("sample", "shard"):
+            raise ValueError(f"dataset {self.name!r}: by must be 'sample' or 'shard'; got {by!r}.")
+        rule = split_samples if by == "sample" else split_shards
+        try:
+            parts = rule(self.shard_counts, fractions, seed)
+        except ValueError as error:
+            raise named_error(error, f"dataset {self.name!r}") from None
+        return {name: self._part(name, part) for name, part in parts.items()}
+
+    def _part(self, name: str, part: Part) -> Dataset:
+        readable, given = self.readable, self.declared_bytes
+        return Dataset(
+            name=name,
+            shard_counts=part.counts,
+            shards=tuple(self.shards[i] for i in part.shard_ids) if self.shards else (),
+            location=None if self.location is None else f"{self.location}#{name}",
+            staged=self.staged,
+            declared_bytes=None if given is None else part.share_bytes(given, self.shard_counts),
+            whole=self if readable else None,
+            part=part if readable else None,
+        )
+
+    @classmethod
+    def from_counts(
+        cls,
+        name: str,
+        counts: Sequence[int] | np.ndarray,
+        num_bytes: Sequence[int] | np.ndarray | None = None,
+    ) -> Dataset:
+        """Declares a dataset by its sample counts alone, to simulate a schedule.
+
+        Args:
+          name: What the mixture calls it.
+          counts: Samples in each shard, at least 0.
+          num_bytes: Bytes of each shard, for mixtures in tokens.
+
+        Raises:
+          TypeError: If the name is not a string, or a count is not an integer.
+          ValueError: If the name is empty, a count is negative, or there are no shards.
+        """
+        name, counts = _checked_name(name), _checked_counts(name, counts)
+        if num_bytes is not None:
+            num_bytes = _frozen_counts(name, _checked_counts(name, num_bytes, "num_bytes"))
+            if len(num_bytes) != len(counts):
+                raise ValueError(
+                    f"dataset {name!r}: num_bytes has {len(num_bytes)} entries for {len(counts)}"
+                    " shards. Give one for each shard."
+                )
+        return cls(name, counts, declared_bytes=num_bytes)
+
+    @classmethod
+    def from_source(cls, name: str, source: Any, shard_size: int | None = None) -> Dataset:
+        """Wraps an object with `__len__` and `__getitem__`.
+
+        A list, a Hugging Face dataset, a TFDS data source, a Bagz reader. Where it has
+        `__getitems__` or `_getitems`, one call reads many records.
+
+        Args:
+          name: What the mixture calls it.
+          source: The object. It is pickled with the dataset.
+          shard_size: Samples to a shard, so that there are shards to shuffle. None for one shard.
+
+        Raises:
+          TypeError: If the object has not the two methods, or is text or a mapping, or if
+            `shard_size` is no integer.
+          ValueError: If `shard_size` is below 1.
+
+        Example:
+          >>> Dataset.from_source("letters", list("abcde"), shard_size=2).shard_counts.tolist()
+          [2, 2, 1]
+        """
+        name = _checked_name(name)
+        if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+            raise TypeError(
+                f"dataset {name!r}: a source needs __len__ and __getitem__; got {source!r}."
+            )
+        if isinstance(source, (str, bytes)):
+            raise TypeError(
+                f"dataset {name!r}: a source gives records; got {source!r}. Files are named with"
+                " Dataset.from_path."
+            )
+        if isinstance(source, Mapping):
+            raise TypeError(
+                f"dataset {name!r}: a source is indexed by numbers; got a"
+                f" {type(source).__name__} of {sorted(map(str, source))}. Choose one of them."
+            )
+        total = len(source)
+        label = f"dataset {name!r}: shard_size"
+        size = max(1, total) if shard_size is None else as_int(shard_size, label, 1)
+        starts = np.arange(0, max(1, total), size)
+        kind = f"{type(source).__module__}.{type(source).__qualname__}"
+        return cls(
+            name=name,
+            shard_counts=np.minimum(total - starts, size),
+            location=f"<{kind} at {id(source):#x}>",
+            source=source,
+        )
+
+    @classmethod
+    def from_path(
+        cls,
+        name: str,
+        path: PathLike | Sequence[PathLike],
+        format: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        columns: Sequence[str] | None = None,
+        counts: Sequence[int] | np.ndarray | None = None,
+    ) -> Dataset:
+        """Finds the shards of a dataset and counts their samples.
+
+        Shards are in natural order of their paths (`part-9` before `part-10`), so the order of
+        the data does not depend on how a file system lists them.
+
+        Args:
+          name: What the mixture calls it.
+          path: A file, a folder (with all folders inside), a glob, a URL, or a list of these.
+          format: One of `zephon_jax.data.formats.FORMATS`; None to tell by suffix or first bytes.
+          storage_options: Arguments for the fsspec file system.
+          columns: Columns to read, for Parquet; None for all.
+          counts: Samples in each shard in natural order, where they are known already: then no
+            shard is opened to count.
+
+        Raises:
+          FileNotFoundError: If a path does not exist.
+          ValueError: If there are no shards, formats are mixed or unknown, or a shard is
+            broken. The error names the dataset and the shard.
+        """
+        name = _checked_name(name)
+        files, fmt = find_shards(name, path, format, storage_options)
+        chosen = None if columns is None else _checked_columns(name, columns, fmt.name)
+        if counts is None:
+            shards = [Shard(file, fmt, storage_options) for file in files]
+            describe = functools.partial(describe_shard, name, files)
+            counts = count_samples(shards, location_of(path), describe)
+        checked = _checked_counts(name, counts)
+        if len(checked) != len(files):
+            raise ValueError(
+                f"dataset {name!r}: counts has {len(checked)} entries for {len(files)} shards. "
+                "Give one count for each shard, in natural order of the paths."
+            )
+        return cls(
+            name=name,
+            shard_counts=checked,
+            shards=tuple(files),
+            format=fmt.name,
+            columns=chosen,
+            storage_options=None if storage_options is None else dict(storage_options),
+            location=location_of(path),
+            staged=any(not is_local(f.path) or fmt.unpacker(f) is not None for f in files),
+        )
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"a dataset's name must be a string; got {name!r}.")
+    if not name:
+        raise ValueError("a dataset's name must not be empty; got ''.")
+    return name
+
+
+def _checked_columns(name: str, columns: Any, format_name: str) -> tuple[str, ...]:
+    listed = isinstance(columns, Sequence) and not isinstance(columns, (str, bytes))
+    if not listed or not columns or not all(isinstance(column, str) for column in columns):
+        raise ValueError(f"dataset {name!r}: columns must be a list of names; got {columns!r}.")
+    if format_name != "parquet":
+        raise ValueError(
+            f"dataset {name!r}: {format_name} shards have no columns to choose; got columns = "
+            f"{list(columns)}. Leave it out."
+        )
+    return tuple(columns)
+
+
+def _checked_counts(name: str, counts: Any, what: str = "counts") -> np.ndarray:
+    """Returns counts as int64 after checking each, without a Python loop over an array."""
+    listed = isinstance(counts, (Sequence, np.ndarray)) and not isinstance(counts, (str, bytes))
+    if not listed:
+        raise TypeError(f"dataset {name!r}: {what} must be a list of integers; got {counts!r}.")
+    if not isinstance(counts, np.ndarray) or counts.dtype == object:
+        for kind in set(map(type, counts)):
+            if kind is bool or not issubclass(kind, (int, np.integer)):
+                shard, bad = next((i, c) for i, c in enumerate(counts) if type(c) is kind)
+                raise TypeError(
+                    f"dataset {name!r}: {what} must be integers; got {bad!r} "
+                    f"of type {kind.__name__} for shard {shard}."
+                )
+        listed_counts: list[Any] = list(counts)
+        kind = object if _is_huge(listed_counts) else np.int64
+        counts = np.asarray(listed_counts, dtype=kind)
+    if counts.ndim != 1:
+        raise ValueError(f"dataset {name!r}: {what} must be flat; got shape {counts.shape}.")
+    if counts.size == 0:
+        raise ValueError(f"dataset {name!r} has no shards; give at least one count.")
+    if counts.dtype.kind not in "iuO":
+        raise TypeError(f"dataset {name!r}: {what} must be integers; got dtype {counts.dtype}.")
+    shard = int(np.argmin(counts))
+    if counts[shard] < 0:
+        raise ValueError(
+            f"dataset {name!r}: {what} must not be negative; got {counts[shard]} for shard {shard}."
+        )
+    # Floats are exact enough to see a total that int64 could not hold.
+    if float(np.sum(counts, dtype=float)) > _MAX_SAMPLES:
+        raise ValueError(f"dataset {name!r} has {what} of more than 2^62 in all.")
+    return counts.astype(np.int64)
+
+
+def _is_huge(counts: Sequence[int]) -> bool:
+    return bool(counts) and max(map(abs, counts)) > _MAX_SAMPLES
+
+
+def _frozen_counts(name: str, counts: np.ndarray) -> np.ndarray:
+    counts = np.array(_checked_counts(name, counts), dtype=np.int64)
+    counts.flags.writeable = False
+    return counts

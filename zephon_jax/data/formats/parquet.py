@@ -1,0 +1,227 @@
+"""Parquet shards: rows as dicts, row groups decoded once for each call that needs them."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon_jax.data.files import File
+from zephon_jax.data.formats.base import BLOCKS, FetchRange, OpenShard, ShardIndex
+
+__all__ = ["PARQUET", "ParquetFormat"]
+
+
+class _RangeFile(io.RawIOBase):
+    """A remote file for pyarrow, which asks it for the footer only."""
+
+    def __init__(self, read: FetchRange, size: int):
+        self._read, self._size, self._position = read, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = (0, self._position, self._size)[whence]
+        self._position = base + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._position + len(buffer), self._size)
+        data = self._read(self._position, stop) if stop > self._position else b""
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+
+def _open_file(source: Any, metadata: Any = None) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        if _is_of_system(error):
+            raise
+        raise ValueError(f"not a complete Parquet file ({error})") from error
+
+
+def _is_of_system(error: Exception) -> bool:
+    """False for what the decoder says of the data, which pyarrow raises as OSError too."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
+class ParquetShard:
+    """What a Parquet file's footer says.
+
+    The file is open only while a row group is decoded: a `ParquetFile` holds on to the buffers of
+    the last one for as long as it lives.
+    """
+
+    num_files = 1  # It is not open, but the footers of many files take as much as open ones.
+
+    def __init__(self, path: str, columns: tuple[str, ...] | None):
+        self._path = path
+        self._lock = threading.Lock()  # Two calls would decode the same row group.
+        self._owner = object()  # Unlike id(self), never that of a shard that came before.
+        self._columns = None if columns is None else list(columns)
+        with open(path, "rb") as source:
+            file = _open_file(source)
+            meta = self._metadata = file.metadata
+            self._check_columns(file.schema_arrow.names)
+        groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
+        rows = [group.num_rows for group in groups]
+        self._bounds = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
+        sizes = np.array([group.total_byte_size for group in groups], dtype=np.int64)
+        self._stored = np.array([_stored_bytes(group) for group in groups], dtype=np.int64)
+        self._row_bytes = sizes // np.maximum(rows, 1)
+        self.num_samples = int(meta.num_rows)
+
+    def _check_columns(self, known: Sequence[str]) -> None:
+        twice = next((name for name, times in Counter(known).items() if times > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"there are several columns {twice!r}, and a row can hold one. Rename the others"
+            )
+        for column in self._columns or ():
+            if column not in known:
+                raise ValueError(f"there is no column {column!r}; columns are {known}")
+
+    def read(self, indices: np.ndarray) -> Sequence[Any]:
+        """Returns rows as dicts of Python values."""
+        groups = np.searchsorted(self._bounds, indices, side="right") - 1
+        cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        rows: list[Any] = []
+        for part in np.split(indices, cuts):
+            group = int(np.searchsorted(self._bounds, part[0], side="right")) - 1
+            rows += _rows(self._row_group(group), part - self._bounds[group])
+        return rows
+
+    def _row_group(self, group: int) -> Any:
+        key = (self._owner, group)
+        with self._lock:
+            table = BLOCKS.get().get(key)
+            if table is None:
+                table = self._decode(group)
+                BLOCKS.get().put(key, table, table.nbytes)
+        return table
+
+    def _decode(self, group: int) -> Any:
+        import pyarrow as pa
+
+        try:
+            with open(self._path, "rb") as source:
+                file = _open_file(source, self._metadata)
+                # Arrow's threads would each hold buffers of their own until their next task.
+                return file.read_row_group(group, columns=self._columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            if _is_of_system(error):
+                raise
+            first, last = self._bounds[group], self._bounds[group + 1] - 1
+            raise ValueError(
+                f"records {first} to {last} (row group {group}) are corrupted ({error})"
+            ) from error
+
+    def num_bytes(self, indices: np.ndarray) -> np.ndarray:
+        """Mean bytes of the rows in each row's group, all columns counted."""
+        return self._row_bytes[np.searchsorted(self._bounds, indices, side="right") - 1]
+
+    def measure_bytes(
+        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+    ) -> tuple[np.ndarray, int]:
+        """Bytes of a column's values, or of all columns', by the row groups that are touched."""
+        del records
+        groups = np.searchsorted(self._bounds, indices, side="right") - 1
+        sizes = np.empty(len(indices), dtype=np.int64)
+        found = 0
+        touched = np.unique(groups)
+        for group in touched.tolist():
+            table = self._row_group(group)
+            if field in table.column_names:
+                table = table.select([field])
+            columns = [_value_bytes(column) for column in table.columns]
+            values = np.asarray(columns, dtype=np.int64).sum(axis=0)
+            mine = groups == group
+            sizes[mine] = values[indices[mine] - self._bounds[group]]
+            found += int(values.sum())
+        stored = int(self._stored[touched].sum())
+        return sizes, found * int(self._stored.sum()) // max(1, stored)
+
+    def close(self) -> None:
+        """Drops the decoded row groups."""
+        BLOCKS.get().forget(self._owner)
+
+
+def _stored_bytes(group: Any) -> int:
+    """Bytes that a row group takes in the file."""
+    return sum(group.column(c).total_compressed_size for c in range(group.num_columns))
+
+
+def _value_bytes(column: Any) -> np.ndarray:
+    """Bytes of each value of a column, int64; the mean where values are not text or lists."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind, column = column.type, column.combine_chunks()
+    if pa.types.is_large_string(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind):
+        sizes = pc.call_function("binary_length", [column])
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        each = len(column.flatten())
+        lengths = (
+            pc.call_function("list_value_length", [column])
+            .fill_null(0)
+            .to_numpy(zero_copy_only=False)
+        )
+        return lengths.astype(np.int64) * (column.nbytes // max(1, each))
+    else:
+        return np.full(len(column), column.nbytes // max(1, len(column)), dtype=np.int64)
+    return sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _rows(table: Any, places: np.ndarray) -> list[dict[str, Any]]:
+    first, last = int(places[0]), int(places[-1])
+    if last - first == len(places) - 1 and np.all(np.diff(places) == 1):
+        return table.slice(first, len(places)).to_pylist()
+    return table.take(places).to_pylist()
+
+
+class ParquetFormat:
+    """Parquet files."""
+
+    name = "parquet"
+    suffixes = (".parquet", ".pq")
+    magics = (b"PAR1",)
+    keeps_offsets = False
+
+    def scan(self, path: str) -> ShardIndex:
+        """Counts by the footer."""
+        with open(path, "rb") as file:
+            return ShardIndex(int(_open_file(file).metadata.num_rows))
+
+    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
+        """Counts by the footer, which pyarrow finds in the last 64 KiB or asks for."""
+        return int(_open_file(_RangeFile(fetch(path), size)).metadata.num_rows)
+
+    def companion(self, path: str) -> None:
+        """One file is all."""
+
+    def unpacker(self, file: File) -> None:
+        """Files are read as they are."""
+
+    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
+        """Opens a file to read some or all columns."""
+        del index
+        return ParquetShard(path, columns)
+
+
+PARQUET = ParquetFormat()

@@ -1,0 +1,116 @@
+"""Shards that stay open between reads, a bounded number of them for a whole process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from zephon_jax.data.cache.stager import Shard, Stager
+from zephon_jax.data.cache.store import FULL_DISK
+from zephon_jax.data.dataset import Dataset
+from zephon_jax.data.files import is_local
+from zephon_jax.data.formats import OpenShard, ShardIndex
+from zephon_jax.data.shard_index import check_unchanged, index_of
+
+__all__ = ["OpenFiles"]
+
+
+class _Handle:
+    """An open shard and how many calls read it now."""
+
+    def __init__(self, shard: OpenShard, path: str, identity: Hashable):
+        self.shard = shard
+        self.path = path
+        # Tells the copy that was opened from one that was made again; None for no copy.
+        self.identity = identity
+        self.num_users = 0
+
+
+class OpenFiles:
+    """Opens shards and closes the least recently used ones. Safe to share between threads.
+
+    Args:
+      max_open_files: Files that stay open between calls.
+    """
+
+    def __init__(self, max_open_files: int):
+        self.max_open_files = max_open_files
+        self._handles: OrderedDict[Hashable, _Handle] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Closes the files that nobody is reading."""
+        with self._lock:
+            for key, handle in list(self._handles.items()):
+                if not handle.num_users:
+                    self._handles.pop(key).shard.close()
+
+    @contextmanager
+    def opened(self, dataset: Dataset, shard_id: int, stager: Stager) -> Iterator[OpenShard]:
+        """Holds an open shard, and the local copy behind it if there is one."""
+        shard = dataset.shard(shard_id)
+        key = (shard.file, shard.fmt.name, dataset.columns)
+        if is_local(shard.file.path):
+            check_unchanged(shard.file)
+        # A copy is held while it is read; between calls it may go.
+        with self._staged(shard, stager) as (path, identity):
+            index = ShardIndex(0)
+            if shard.fmt.keeps_offsets and key not in self._handles:
+                index = index_of(shard, dataset.location, stager)  # May take a scan.
+            with self._lock:
+                handle = self._handles.pop(key, None)
+                if handle is not None and handle.identity != identity:
+                    if not handle.num_users:  # Else its last user closes it.
+                        handle.shard.close()
+                    handle = None
+                if handle is None:
+                    self._close_some()
+                    opened = _open(shard, path, index, dataset, shard_id)
+                    handle = _Handle(opened, path, identity)
+                self._handles[key] = handle  # Last is the most recently used.
+                handle.num_users += 1
+            try:
+                yield handle.shard
+            finally:
+                with self._lock:
+                    handle.num_users -= 1
+                    if not handle.num_users and self._handles.get(key) is not handle:
+                        handle.shard.close()
+
+    @contextmanager
+    def _staged(self, shard: Shard, stager: Stager) -> Iterator[tuple[str, Hashable]]:
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(stager.staged(shard))
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+                self.close()  # A copy that was dropped keeps its room for as long as it is open.
+                held = stack.enter_context(stager.staged(shard))
+            yield held
+
+    def _close_some(self) -> None:
+        """Makes room for one more file, and closes files whose copy is gone from the cache."""
+        num_files = sum(handle.shard.num_files for handle in self._handles.values())
+        for key, handle in list(self._handles.items()):
+            if handle.num_users:
+                continue
+            gone = handle.identity is not None and not os.path.exists(handle.path)
+            if num_files >= self.max_open_files or gone:
+                num_files -= handle.shard.num_files
+                self._handles.pop(key).shard.close()
+
+
+def _open(shard: Shard, path: str, index: ShardIndex, dataset: Dataset, shard_id: int) -> OpenShard:
+    opened = shard.fmt.open(path, index, dataset.columns)
+    declared = int(dataset.shard_counts[shard_id])
+    if opened.num_samples != declared:
+        opened.close()
+        raise ValueError(
+            f"the shard holds {opened.num_samples} samples, not the {declared} it was declared "
+            "with. Correct counts=, or build the dataset anew"
+        )
+    return opened

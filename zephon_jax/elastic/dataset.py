@@ -1,0 +1,296 @@
+"""Lanes on any number of hosts: the same global batches, and a state that any of them restores."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+import grain
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax.elastic.iterator import ElasticIterator
+from zephon_jax.elastic.lane_rows import LaneError, LanePlan, LaneRows
+from zephon_jax.elastic.row_sharding import row_sharding
+from zephon_jax.elastic.steps import Rules, constant_rows, rows_at, rows_each
+from zephon_jax.kernels.keys import digest_words
+from zephon_jax.pipelines.lane_lengths import ENDLESS, check_even, lane_lengths
+from zephon_jax.sources.codec import encode_state
+from zephon_jax.sources.read_order import MixtureReadConfig
+from zephon_jax.sources.work_source import WorkSource, check_source
+
+__all__ = ["ElasticIterDataset", "ElasticIterator", "LaneError"]
+
+
+class ElasticIterDataset(grain.IterDataset):
+    """The lanes that one host owns, as a `grain.IterDataset` of its part of each global batch.
+
+    Each lane has its own Grain pipeline, seeded from (seed, lane), with its own state. A step takes
+    the same number of rows from each lane and puts them in lane order, so the global batch is the
+    same for every number of hosts, and a state is kept by lane: any number of hosts restores it.
+
+    Args:
+      source: Any source.
+      num_lanes: Number of lanes, chosen once for the whole run.
+      pipeline: Takes a lane's dataset and returns a `grain.IterDataset` of rows or of batches.
+      process_index: This host, 0 <= process_index < process_count.
+      process_count: Number of hosts; it must divide the number of lanes. Host h owns lanes
+        h * L / H to (h + 1) * L / H. See `for_sharding` for other meshes.
+      global_batch_size: Rows of a global batch, a multiple of the lanes: an int, or a function of
+        the step for batch ramps. By default each lane gives one element of its pipeline.
+      read_config: How chunks are read; by default "lattice", which keeps each global batch close
+        to the mixture.
+      pad: When a lane ends, go on with masked rows until the last lane has ended, and give each
+        batch a leaf "row_mask". By default all lanes end with the first.
+      rows_per_sample: 1 where the pipeline yields one row for each sample: all hosts know when to
+        end. None for filters and packing: go through `zx.synchronized` on several hosts.
+      num_workers: Worker processes that run the lanes; 0 runs them in threads of this process.
+      num_threads: Threads that run the lanes. More than one helps where transforms release the
+        GIL; shards are read on threads of their own in any case.
+      batched: Whether the pipeline yields batches; found out from its last transformations.
+      prefetch: Steps that are made ahead.
+      timeout: Seconds to wait for one step, or for a pipeline to come back when the iterator moves
+        elsewhere, before giving up with a `TimeoutError`.
+
+    Raises:
+      TypeError, ValueError: If an argument is not allowed, or a lane would get no chunk at all.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(64)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=8)
+      >>> hosts = [
+      ...     zx.ElasticIterDataset(
+      ...         source, 4, lambda lane: lane.map(lambda e: e["data"]), global_batch_size=8,
+      ...         process_index=h, process_count=2)
+      ...     for h in range(2)]
+      >>> [batch.shape for batch in hosts[0]][:2], sum(len(b) for host in hosts for b in host)
+      ([(4,), (4,)], 64)
+    """
+
+    def __init__(
+        self,
+        source: WorkSource,
+        num_lanes: int,
+        pipeline: Callable[[Any], Any],
+        *,
+        process_index: int,
+        process_count: int,
+        global_batch_size: int | Callable[[int], int] | None = None,
+        read_config: MixtureReadConfig | None = None,
+        pad: bool = False,
+        rows_per_sample: int | None = 1,
+        num_workers: int = 0,
+        num_threads: int = 1,
+        batched: bool | None = None,
+        prefetch: int = 2,
+        timeout: float = 600.0,
+    ):
+        super().__init__()
+        check_source(source)
+        _check_settings(pipeline, rows_per_sample, timeout)
+        self.num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
+        owned = _plain_lanes(self.num_lanes, process_index, process_count)
+        self._own(owned, owned)
+        self.source, self.pad, self.rows_per_sample = source, pad, rows_per_sample
+        self.num_workers = as_int(num_workers, "num_workers", 0)
+        self.num_threads = as_int(num_threads, "num_threads", 1)
+        self.steps_ahead = as_int(prefetch, "prefetch", 1)
+        self.timeout = float(timeout)
+        self.plan = LanePlan(
+            source=source, num_lanes=self.num_lanes, pipeline=pipeline,
+            read_config=read_config or MixtureReadConfig(mode="lattice"),
+            seed=_seed_of(source), batched=batched,
+        )  # fmt: skip
+        self.rows_of = self._make_rows_of(global_batch_size)
+        self._lane_lengths = self._make_lengths()
+
+    @classmethod
+    def for_sharding(
+        cls, source: WorkSource, num_lanes: int, pipeline: Callable[[Any], Any], sharding: Any,
+        **settings: Any,
+    ) -> ElasticIterDataset:  # fmt: skip
+        """Takes the owned lanes from the sharding of a global batch, whatever its mesh.
+
+        A host owns the lanes whose rows its devices hold, so hosts that hold the same rows (tensor
+        or sequence parallelism across hosts) own the same lanes.
+
+        Args:
+          source: Any source.
+          num_lanes: Number of lanes.
+          pipeline: As for the class.
+          sharding: A `jax.sharding.NamedSharding` of arrays whose first axis is the batch.
+          **settings: The other settings of the class, but for the processes.
+
+        Raises:
+          ValueError: If the lanes cannot be split among the parts of the batch axis.
+        """
+        import jax
+
+        owners = _owners(sharding, as_int(num_lanes, "num_lanes", 1))
+        me = jax.process_index()
+        self = cls(source, num_lanes, pipeline, process_index=0, process_count=1, **settings)
+        owned = tuple(lane for lane, hosts in enumerate(owners) if me in hosts)
+        if not owned:
+            raise ValueError(f"process {me} has no device in the mesh, and so owns no lane.")
+        self._own(owned, tuple(lane for lane in owned if min(owners[lane]) == me))
+        return self
+
+    def _own(self, owned: tuple[int, ...], written: tuple[int, ...]) -> None:
+        self.owned_lanes = owned
+        self.written_lanes = written  # those that this host saves; others may own the same lanes
+
+    def _make_rows_of(self, global_batch_size: Any) -> Callable[[int], int]:
+        if global_batch_size is None:
+            batching = self.first_lane.batching
+            if batching is None and self.plan.batched:
+                raise ValueError(
+                    "the size of the pipeline's batches is not known; give global_batch_size."
+                )
+            if batching is None or self.plan.batched is False:
+                return functools.partial(constant_rows, 1)
+            return functools.partial(constant_rows, batching.size)
+        if callable(global_batch_size):
+            return functools.partial(rows_at, cast(Any, global_batch_size), self.num_lanes)
+        return functools.partial(constant_rows, rows_each(global_batch_size, self.num_lanes))
+
+    @functools.cached_property
+    def first_lane(self) -> LaneRows:
+        """The first owned lane's rows, opened only to look at the pipeline."""
+        return LaneRows(self.plan, self.owned_lanes[0])
+
+    def _make_lengths(self) -> np.ndarray | None:
+        known = self.rows_per_sample is not None
+        if not known and (self.pad or self.source.chunk_size_hint() is None):
+            return None
+        try:
+            lengths = lane_lengths(self.source, self.num_lanes)
+        except ValueError:
+            if known:
+                raise
+            return None
+        if known and lengths.min() and not self._whole_batches(lengths).min():
+            raise ValueError(
+                f"a lane has {lengths.min()} samples, too few for a batch, and the pipeline drops"
+                " batches that are not full. Use smaller batches or fewer lanes."
+            )
+        lengths = self._whole_batches(lengths) if known else lengths
+        if not self.pad:
+            check_even(self.source, self.num_lanes, lengths, self.rows_of(0) if known else 1)
+        elif not lengths.min():
+            check_even(self.source, self.num_lanes, lengths, 1)
+        return lengths if known else None
+
+    def _whole_batches(self, lengths: np.ndarray) -> np.ndarray:
+        """What is left of the lanes' lengths where batches that are not full are dropped."""
+        batching = self.first_lane.batching
+        if batching is None or not batching.drops or lengths.min() == ENDLESS:
+            return lengths
+        return lengths // batching.size * batching.size
+
+    def rules(self) -> Rules:
+        """How many rows a step takes, and when all lanes end."""
+        lengths, shortest, longest = self._lane_lengths, None, None
+        if lengths is not None:
+            shortest, longest = int(lengths.min()), int(lengths.max())
+            if longest >= ENDLESS // 2:
+                shortest = longest = ENDLESS
+        return Rules(
+            self.rows_of, self.pad, lengths, self.owned_lanes, shortest, longest, self.plan
+        )
+
+    @functools.cached_property
+    def run_id(self) -> str:
+        """Names the run: a digest of the source's settings and the number of lanes."""
+        state = encode_state(self.source.init(0, self.num_lanes))
+        return digest_words(2, "run", self.num_lanes, state).tobytes().hex()
+
+    def padded(self, source: WorkSource) -> ElasticIterDataset:
+        """The same lanes over another part of the run, with masked rows up to the last lane's end.
+
+        Args:
+          source: The same source, but for where it ends.
+        """
+        other = copy.copy(self)
+        for known in ("first_lane", "run_id"):
+            vars(other).pop(known, None)
+        other.source, other.pad = source, True
+        other.plan = self.plan._replace(source=source)
+        known = self.rows_per_sample is not None
+        other._lane_lengths = None
+        if known:
+            other._lane_lengths = other._whole_batches(lane_lengths(source, self.num_lanes))
+        return other
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Always raises: hosts and workers share the work by lanes.
+
+        Raises:
+          ValueError: Always.
+        """
+        raise ValueError("an elastic dataset is not sliced: use num_workers= instead of prefetch.")
+
+    def __str__(self) -> str:
+        lanes = f"lanes {self.owned_lanes[0]} to {self.owned_lanes[-1]} of {self.num_lanes}"
+        return f"ElasticIterDataset({self.source!r}, {lanes})"
+
+    def __iter__(self) -> ElasticIterator:
+        return ElasticIterator(self)
+
+
+def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any) -> None:
+    if not callable(pipeline):
+        raise TypeError(
+            "pipeline must be a function of a lane's dataset that returns a grain.IterDataset;"
+            f" got {pipeline!r}."
+        )
+    if isinstance(rows_per_sample, bool) or rows_per_sample not in (1, None):
+        raise ValueError(
+            "rows_per_sample must be 1, or None where a pipeline filters or packs; got"
+            f" {rows_per_sample!r}."
+        )
+    if not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise ValueError(f"timeout must be a positive number of seconds; got {timeout!r}.")
+
+
+def _seed_of(source: WorkSource) -> int:
+    """The source's seed: what it says, else what its first chunk carries."""
+    seed = source.seed
+    if seed is None:
+        chunk, _ = source.next_chunk(source.init())
+        seed = None if chunk is None else chunk.seed
+    return 0 if seed is None else int(seed)
+
+
+def _plain_lanes(num_lanes: int, process_index: Any, process_count: Any) -> tuple[int, ...]:
+    count = as_int(process_count, "process_count", 1)
+    if num_lanes % count:
+        fitting = [n for n in range(1, min(num_lanes, 1 << 16) + 1) if num_lanes % n == 0]
+        raise ValueError(
+            f"process_count must divide num_lanes = {num_lanes}; got {count}. These do: {fitting}."
+        )
+    index = as_int(process_index, "process_index", 0, count - 1)
+    each = num_lanes // count
+    return tuple(range(index * each, (index + 1) * each))
+
+
+def _owners(sharding: Any, num_lanes: int) -> list[set[int]]:
+    """The processes whose devices hold each lane's rows."""
+    from jax.sharding import NamedSharding
+
+    if not isinstance(sharding, NamedSharding):
+        raise TypeError(f"sharding must be a NamedSharding; got {type(sharding).__name__}.")
+    by_rows, names, num_parts = row_sharding(sharding)
+    if num_lanes % num_parts:
+        raise ValueError(
+            f"num_lanes must be a multiple of the {num_parts} parts that {names} cut the batch"
+            f" into; got {num_lanes}."
+        )
+    owners: list[set[int]] = [set() for _ in range(num_lanes)]
+    for device, (rows,) in by_rows.devices_indices_map((num_lanes,)).items():
+        for lane in range(*rows.indices(num_lanes)):
+            owners[lane].add(device.process_index)
+    return owners

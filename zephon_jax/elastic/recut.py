@@ -1,0 +1,262 @@
+"""Another number of lanes in mid-run: lanes run up to a common block, then chunks are dealt anew.
+
+What a pipeline holds back (a packer's rest) cannot be cut, so lanes end at the boundary and deliver
+it as masked steps; the run goes on with fresh pipelines and loses or doubles no sample. A run can
+be cut as often as one likes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax.elastic.dataset import ElasticIterator, ElasticIterDataset
+from zephon_jax.elastic.iterator import revive
+from zephon_jax.elastic.lane_rows import LaneRows
+from zephon_jax.mixture.relane import relane
+from zephon_jax.mixture.state import from_words
+from zephon_jax.sources.checks import ChunkSpan
+from zephon_jax.sources.chunk import WorkChunk
+from zephon_jax.sources.find_sample import Place
+from zephon_jax.sources.read_order import MixtureReadConfig
+from zephon_jax.sources.stateful_lane import state_from_dict
+from zephon_jax.sources.work_source import WorkSource
+
+__all__ = ["Recut", "RecutSource", "StoppedSource", "boundary_of", "recut"]
+
+
+class _Wrapper(WorkSource):
+    """A source that is another one but for where it begins or ends."""
+
+    begin, end = 0, None  # chunks of the source that are delivered
+
+    def __init__(self, source: WorkSource):
+        self.source = source
+        self.seed = source.seed
+
+    @property
+    def uncut(self) -> WorkSource:
+        """The source of which this is a part."""
+        return self.source
+
+    def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
+        """The source's own first state."""
+        return self.source.init(lane, num_lanes)
+
+    def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
+        """The source's own next chunk."""
+        return self.source.next_chunk(state)
+
+    def component_ids(self) -> Mapping[str, int]:
+        """The source's component ids."""
+        return self.source.component_ids()
+
+    @property
+    def datasets_by_id(self) -> Mapping[int, Any]:
+        """The source's datasets."""
+        return self.source.datasets_by_id
+
+    def chunk_size_hint(self) -> int | None:
+        """Samples in a whole chunk."""
+        return self.source.chunk_size_hint()
+
+    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> Any:
+        """The source's own state at a chunk."""
+        return self.source.seek(chunk_index, lane, num_lanes)
+
+    def lanes_of_chunks(self, chunk_index: np.ndarray, num_lanes: int) -> np.ndarray | None:
+        """The lane of each chunk."""
+        return self.source.lanes_of_chunks(chunk_index, num_lanes)
+
+    def chunk_spans(self) -> tuple[ChunkSpan, ...] | None:
+        """The source's chunks that are delivered."""
+        spans, size = self.source.chunk_spans(), self.chunk_size_hint()
+        if spans is None or size is None:
+            return None
+        return tuple(_clipped(span, size, self.begin, self.end) for span in spans)
+
+    def check_state(self, state: Any) -> None:
+        """Checks that a state belongs to the source."""
+        self.source.check_state(state)
+
+
+def _clipped(span: ChunkSpan, size: int, begin: int, end: int | None) -> ChunkSpan:
+    """The part of a span from one chunk to another; only a span's last chunk may be short."""
+    first = max(span.first_chunk, begin)
+    stop = None if span.num_chunks is None else span.first_chunk + span.num_chunks
+    if end is not None and (stop is None or end < stop):
+        first = min(first, end)
+        return ChunkSpan(first, end - first, (end - first) * size)
+    if stop is None or span.num_samples is None:
+        return ChunkSpan(first, None, None)
+    if first >= stop:
+        return ChunkSpan(first, 0, 0)
+    return ChunkSpan(first, stop - first, span.num_samples - (first - span.first_chunk) * size)
+
+
+class StoppedSource(_Wrapper):
+    """A source that ends before a chunk, so that its lanes end at a common block boundary.
+
+    Args:
+      source: Any source that numbers its chunks.
+      chunk_index: The first chunk that is not delivered.
+    """
+
+    def __init__(self, source: WorkSource, chunk_index: int):
+        super().__init__(source)
+        self.begin = getattr(source, "begin", 0)
+        self.end = as_int(chunk_index, "chunk_index", self.begin)
+
+    def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
+        """The lane's next chunk, or None from the end on."""
+        chunk, after = self.source.next_chunk(state)
+        if chunk is None or (chunk.chunk_index is not None and chunk.chunk_index >= self.end):
+            return None, state
+        return chunk, after
+
+
+class RecutSource(_Wrapper):
+    """A mixture that goes on from a chunk with another number of lanes.
+
+    Args:
+      source: The source so far, which may have been cut before.
+      chunk_index: The chunk from which on chunks are dealt anew: a block boundary of the lanes so
+        far, as `boundary_of` gives it. With it the same source can be made again for a restore.
+      num_lanes: The new number of lanes.
+
+    Raises:
+      TypeError: If the source is not a mixture.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> from zephon_jax.elastic.recut import RecutSource
+      >>> toy = zx.Dataset.from_counts("toy", [80])
+      >>> source = zx.StaticMixtureWorkSource([toy], {"toy": 1}, chunk_size=10)
+      >>> three = RecutSource(source, 2, 3)  # two lanes have read a chunk each
+      >>> sorted(three.next_chunk(three.init(lane, 3))[0].chunk_index for lane in range(3))
+      [2, 3, 4]
+    """
+
+    def __init__(self, source: WorkSource, chunk_index: int, num_lanes: int):
+        super().__init__(source.source if isinstance(source, RecutSource) else source)
+        chunk_index = as_int(chunk_index, "chunk_index", getattr(source, "begin", 0))
+        self._states = relane([self.source.seek(chunk_index)], num_lanes)
+        self.begin = from_words(self._states[0].origin)
+
+    def _check_lanes(self, num_lanes: int) -> None:
+        if num_lanes != len(self._states):
+            raise ValueError(
+                f"the run was cut into {len(self._states)} lanes; got num_lanes = {num_lanes}."
+            )
+
+    def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
+        """The state in which a new lane begins.
+
+        Raises:
+          ValueError: For another number of lanes than it was cut into.
+        """
+        if (lane, num_lanes) == (0, 1):
+            return self._states[0]  # the structure of a state, for decoding
+        self._check_lanes(num_lanes)
+        return self._states[lane]
+
+    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> Any:
+        """The state whose next chunk is this lane's first at or after a chunk."""
+        self._check_lanes(num_lanes)
+        chunk_index = max(as_int(chunk_index, "chunk_index", 0), self.begin)
+        return self.source.seek(chunk_index, lane, num_lanes, origin=self.begin)  # type: ignore[call-arg]
+
+    def lanes_of_chunks(self, chunk_index: np.ndarray, num_lanes: int) -> np.ndarray | None:
+        """The lane of each chunk from the cut on."""
+        self._check_lanes(num_lanes)
+        return self.source.lanes_of_chunks(chunk_index, num_lanes, origin=self.begin)  # type: ignore[call-arg]
+
+    def places_of(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        origin: int = 0,
+        read_config: MixtureReadConfig | None = None,
+    ) -> Iterator[Place]:
+        """Goes through the times that the run holds a sample from the cut on.
+
+        Takes the arguments of `locate`; `origin` is the cut, and need not be given.
+        """
+        self._check_lanes(num_lanes)
+        if as_int(origin, "origin", 0) not in (0, self.begin):
+            raise ValueError(f"the run was cut at chunk {self.begin}; got origin = {origin}.")
+        return self.source.places_of(
+            sample_id, num_lanes, up_to_chunk, origin=self.begin, read_config=read_config
+        )
+
+
+def boundary_of(dataset: ElasticIterDataset, state: Mapping[str, Any]) -> int:
+    """The first chunk of the next block of which no pipeline has read anything.
+
+    Packers read ahead of what they hand out, and begin anew from an earlier place when restored; so
+    each lane is restored and takes one row, which shows how far its pipeline reads.
+
+    Args:
+      dataset: The elastic dataset that the state belongs to.
+      state: A state with all lanes: `checkpoint.from_files` of all files gives one.
+
+    Raises:
+      ValueError: If lanes are missing.
+    """
+    source, num_lanes = dataset.source, dataset.num_lanes
+    missing = [lane for lane in range(num_lanes) if str(lane) not in state["lanes"]]
+    if missing:
+        raise ValueError(f"the boundary follows from all lanes; lanes {missing} are missing.")
+    begin = getattr(source, "begin", 0)
+    blocks = [0]
+    for lane in range(num_lanes):
+        rows = LaneRows(dataset.plan, lane)
+        rows.set_state(revive(state["lanes"][str(lane)]))
+        rows.take(1)
+        rows.close()  # first: a pipeline may read ahead on a thread
+        place = rows.read_up_to()
+        decoded = state_from_dict(source, place, (lane, num_lanes))
+        chunk, _ = source.next_chunk(decoded)
+        if chunk is not None and chunk.chunk_index is not None:
+            begun = int(place["slot"]) > 0
+            blocks.append((chunk.chunk_index - begin) // num_lanes + begun)
+    return begin + max(blocks) * num_lanes
+
+
+class Recut(NamedTuple):
+    """What it takes to go on with another number of lanes."""
+
+    rest: ElasticIterator  # what the lanes so far still owe, in steps with a `row_mask`
+    source: RecutSource  # what the new lanes read; `source.begin` is where they begin
+
+
+def recut(dataset: ElasticIterDataset, state: Mapping[str, Any], num_lanes: int) -> Recut:
+    """Cuts a run into another number of lanes. All hosts call it, with the same state.
+
+    Go through `zx.synchronized(cut.rest)` first: it ends all lanes at the boundary and delivers
+    what their pipelines hold back. Then make an `ElasticIterDataset` of `cut.source` and the new
+    lanes.
+    To restore that later, make its source again by `RecutSource(source, cut.source.begin, lanes)`.
+
+    Args:
+      dataset: The elastic dataset so far, of this host.
+      state: Where it stands, with all lanes: `checkpoint.from_files` of all files gives one.
+      num_lanes: The new number of lanes.
+
+    Returns:
+      The rest of the old lanes and the source of the new ones.
+
+    Raises:
+      TypeError: If the source is not a mixture.
+      ValueError: If lanes are missing from the state.
+    """
+    end = boundary_of(dataset, state)
+    after = RecutSource(dataset.source, end, num_lanes)
+    rest = iter(dataset.padded(StoppedSource(dataset.source, end)))
+    rest.set_state(state)
+    return Recut(rest, after)

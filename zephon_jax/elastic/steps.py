@@ -1,0 +1,286 @@
+"""Steps of many lanes: rows of each, put together as the batch of one host."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax._process import DaemonThreads
+from zephon_jax.elastic.columns import Columns, masked, spec_of, tree_of
+from zephon_jax.elastic.lane_rows import (
+    LaneError,
+    LanePlan,
+    LaneRows,
+    Part,
+    first_row,
+    join_parts,
+    take_part,
+)
+
+__all__ = [
+    "Engine",
+    "PipelineChanged",
+    "Place",
+    "Rules",
+    "Step",
+    "ThreadEngine",
+    "constant_rows",
+    "make_batch",
+    "make_step",
+    "rows_at",
+    "rows_each",
+    "see_row",
+]
+
+
+class PipelineChanged(ValueError):
+    """The pipeline is not the one that a state was saved with."""
+
+
+class Place(NamedTuple):
+    """Where a run of lanes stands."""
+
+    step: int  # global batches handed out
+    rows: int  # rows that each lane has given, masked ones included
+    states: list[Any]  # of each lane
+    spec: str  # leaves of a row; empty before the first
+
+
+class Step(NamedTuple):
+    """One batch of this host and the place after it."""
+
+    batch: Any
+    place: Place
+
+
+class Rules(NamedTuple):
+    """How many rows a step takes, and when all lanes end."""
+
+    rows_of: Callable[[int], int]  # step -> rows from each lane
+    pad: bool
+    lengths: np.ndarray | None  # int64 (num_lanes,), samples of all lanes; None where not known
+    owned: tuple[int, ...]
+    shortest: int | None  # rows of the shortest lane, None where not known
+    longest: int | None
+    plan: LanePlan
+
+
+class Engine(Protocol):
+    """Runs lanes, in threads or in processes."""
+
+    def go_to(self, states: Sequence[Any]) -> None:
+        """Puts each lane at a state."""
+        ...
+
+    def take(self, num_rows_each: int) -> Part:
+        """Takes rows from each lane."""
+        ...
+
+    def kill(self) -> bool:
+        """Ends processes that do not answer; returns False for threads, which cannot be ended."""
+        ...
+
+    def close(self) -> None:
+        """Ends threads and processes."""
+        ...
+
+
+def constant_rows(rows: int, step: int) -> int:
+    """Rows of a lane where all steps are alike."""
+    del step
+    return rows
+
+
+def rows_each(global_batch_size: Any, num_lanes: int) -> int:
+    """Rows that each lane gives to a global batch.
+
+    Raises:
+      TypeError, ValueError: If the size is no multiple of the lanes.
+    """
+    size = as_int(global_batch_size, "global_batch_size", 1)
+    if size % num_lanes:
+        raise ValueError(
+            f"global_batch_size must be a multiple of num_lanes = {num_lanes}; got {size}."
+        )
+    return size // num_lanes
+
+
+def rows_at(global_batch_size: Callable[[int], Any], num_lanes: int, step: int) -> int:
+    """Rows of a lane where batches change with the step."""
+    return rows_each(global_batch_size(step), num_lanes)
+
+
+class ThreadEngine:
+    """Lanes in threads of this process, each with a contiguous share of them.
+
+    The threads are daemons: a pipeline that hangs in one does not keep the program from ending.
+    """
+
+    def __init__(self, lanes: Sequence[LaneRows], num_threads: int):
+        self._lanes = list(lanes)
+        bounds = np.linspace(0, len(lanes), max(1, min(num_threads, len(lanes))) + 1).astype(int)
+        self._groups = [self._lanes[a:b] for a, b in itertools.pairwise(bounds)]
+        self._pool: DaemonThreads | None = None
+
+    def go_to(self, states: Sequence[Any]) -> None:
+        """Puts each lane at a state."""
+        for lane, state in zip(self._lanes, states, strict=True):
+            lane.set_state(state)
+
+    def take(self, num_rows_each: int) -> Part:
+        """Takes rows from each lane; one share of them on the calling thread."""
+        if len(self._groups) == 1:
+            return take_part(self._groups[0], num_rows_each)
+        if self._pool is None:
+            self._pool = DaemonThreads(len(self._groups) - 1, "zephon_jax lanes")
+        take = functools.partial(take_part, num_rows_each=num_rows_each)
+        others = [self._pool.submit(take, group) for group in self._groups[1:]]
+        try:
+            first = take_part(self._groups[0], num_rows_each)
+        finally:
+            # Lanes must not be touched while a thread is still at them.
+            errors = [future.exception() for future in others]
+        for error in errors:
+            if error is not None:
+                raise error
+        return join_parts([first, *(future.result() for future in others)])
+
+    def kill(self) -> bool:
+        """Nothing: threads cannot be ended."""
+        return False
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+
+def _expected(rules: Rules, rows: int, each: int) -> list[int] | None:
+    """Rows that each owned lane must give next, where the schedule says so."""
+    if rules.lengths is None:
+        return None
+    left = rules.lengths[list(rules.owned)] - rows
+    return np.clip(left, 0, each).tolist()
+
+
+def _check_counts(rules: Rules, counts: list[int], rows: int, each: int) -> None:
+    expected = _expected(rules, rows, each)
+    if expected is None or expected == counts:
+        return
+    n = next(i for i, (a, b) in enumerate(zip(counts, expected, strict=True)) if a != b)
+    raise ValueError(
+        f"lane {rules.owned[n]} gave {rows + counts[n]} rows so far where its chunks hold"
+        f" {rows + expected[n]}: the pipeline does not yield one row for each sample. Use"
+        " rows_per_sample=None for pipelines that filter, pack or repeat."
+    )
+
+
+def _has_ended(rules: Rules, place: Place, each: int) -> bool:
+    """True where the schedule says that there is no further step."""
+    if rules.pad:
+        return rules.longest is not None and place.rows >= rules.longest
+    return rules.shortest is not None and place.rows + each > rules.shortest
+
+
+def _check_end(engine: Engine, rules: Rules, place: Place, each: int) -> None:
+    """Checks that the pipelines have no more rows than the schedule says.
+
+    Raises:
+      ValueError: If one has: it repeats or splits, and a part of its rows would be lost.
+    """
+    try:
+        part = engine.take(each)
+    except LaneError:  # rows that nobody is to have
+        return
+    _check_counts(rules, part.counts, place.rows, each)
+
+
+def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -> Step | None:
+    """Makes the step after a place, or None at the end. `like` keeps a row's kind for masked ones.
+
+    Raises:
+      LaneError: If a lane's pipeline raises.
+      ValueError: If the pipeline is not what `rows_per_sample` says, or not the one of the
+        checkpoint.
+    """
+    each = rules.rows_of(place.step)
+    if _has_ended(rules, place, each):
+        _check_end(engine, rules, place, each)
+        return None
+    part = engine.take(each)
+    short = any(count < each for count in part.counts)
+    if rules.pad or not short:
+        _check_counts(rules, part.counts, place.rows, each)
+    if short and not rules.pad:
+        if rules.shortest is not None:
+            _check_counts(rules, part.counts, place.rows, each)
+        return None
+    if part.columns is None and rules.longest is None:
+        return None
+    spec = place.spec
+    if part.columns is not None:
+        if not (like and place.spec and _alike(part.columns, like[0])):
+            spec = _checked_spec(part.columns, place.spec)
+        if not like:
+            like.append(Columns(part.columns.tree, [leaf[:1] for leaf in part.columns.leaves]))
+    batch = make_batch(part, rules, each, like, spec)
+    return Step(batch, Place(place.step + 1, place.rows + each, part.states, spec))
+
+
+def _alike(columns: Columns, other: Columns) -> bool:
+    """True where rows have the same leaves: cheaper than comparing what they are called."""
+    return columns.tree == other.tree and all(
+        a.dtype == b.dtype and a.shape[1:] == b.shape[1:]
+        for a, b in zip(columns.leaves, other.leaves, strict=True)
+    )
+
+
+def _checked_spec(columns: Columns, before: str) -> str:
+    spec = spec_of(columns)
+    if before and spec != before:
+        raise PipelineChanged(
+            f"the pipeline yields rows of another kind: they were {before} and are {spec}. Restore"
+            " with the pipeline that the state was saved with."
+        )
+    return spec
+
+
+def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
+    """Reads a first row, where a run began among masked ones: of other lanes if these have none.
+
+    Returns:
+      Whether there is one, or one was seen before.
+    """
+    if not like:
+        others = sorted(set(range(rules.plan.num_lanes)).difference(rules.owned))
+        row = first_row(rules.plan, [*rules.owned, *others])
+        if row is not None:
+            _checked_spec(row, spec)
+            like.append(row)
+    return bool(like)
+
+
+def make_batch(part: Part, rules: Rules, each: int, like: list[Columns], spec: str) -> Any:
+    """The batch of a part, with masked rows where lanes gave fewer.
+
+    Raises:
+      ValueError: If there is no row to tell what masked ones look like.
+    """
+    if not rules.pad:
+        assert part.columns is not None
+        return tree_of(part.columns)
+    if not like and not see_row(rules, like, spec):
+        raise ValueError(
+            f"lanes {rules.owned[0]} to {rules.owned[-1]} have yielded no row, nor has any other,"
+            " so masked rows cannot be made: their shapes are not known."
+        )
+    mask = (np.arange(each) < np.asarray(part.counts)[:, None]).ravel()
+    columns = part.columns if mask.all() else masked(part.columns, part.counts, each, like[0])
+    assert columns is not None
+    return tree_of(columns, mask)

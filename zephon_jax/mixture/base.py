@@ -1,0 +1,240 @@
+"""A source whose chunks follow from a mixture's run: states, chunks and samples by index."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax.kernels import lanes
+from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.locate import Dealing, places_of
+from zephon_jax.mixture.positions import FAR, MAX_SAMPLES
+from zephon_jax.mixture.run import MixtureRun
+from zephon_jax.mixture.settings import Knobs
+from zephon_jax.mixture.state import MixtureState
+from zephon_jax.sources.checks import ChunkSpan, check_lane, lane_of
+from zephon_jax.sources.chunk import SampleId, WorkChunk
+from zephon_jax.sources.find_sample import Place
+from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
+from zephon_jax.sources.work_source import WorkSource
+
+__all__ = ["RunSource"]
+
+
+class RunSource(WorkSource):
+    """What a source has as soon as it has a run. `StaticMixtureWorkSource` makes that of arguments.
+
+    Fields that a subclass sets: the checked settings, the shard counts of each dataset, and the
+    datasets and component ids by their names.
+    """
+
+    _knobs: Knobs
+    _counts: list[np.ndarray]
+    _by_id: Mapping[int, Any]
+    _ids: Mapping[str, int]
+
+    @property
+    @abc.abstractmethod
+    def run(self) -> MixtureRun:
+        """Everything that the run's chunks follow from."""
+
+    def component_ids(self) -> Mapping[str, int]:
+        """The id of each component: its dataset's place in the list."""
+        return self._ids
+
+    @property
+    def datasets_by_id(self) -> Mapping[int, Any]:
+        """The datasets by id, in the order of the list."""
+        return self._by_id
+
+    @property
+    def knobs(self) -> Knobs:
+        """The settings, checked and brought to one value a dataset."""
+        return self._knobs
+
+    @property
+    def eras(self) -> Eras:
+        """Who draws in which chunk, and how much: positions of the run by chunk index."""
+        return self.run.eras
+
+    def chunk_size_hint(self) -> int:
+        """Samples in a whole chunk."""
+        return self._knobs.chunk_size
+
+    @property
+    def seed(self) -> int:  # type: ignore[override]
+        """The seed that decides every shuffle and the lanes."""
+        return self._knobs.seed
+
+    def chunk_spans(self) -> tuple[ChunkSpan, ...]:
+        """All chunks of the run, one entry for each set of datasets that draw together."""
+        found = []
+        for span in self.eras.spans():
+            endless = span.num_samples == FAR
+            counts = (None, None) if endless else (span.num_chunks, span.num_samples)
+            found.append(ChunkSpan(span.start.chunk_index, *counts))
+        return tuple(found)
+
+    def lanes_of_chunks(
+        self, chunk_index: np.ndarray, num_lanes: int, origin: int = 0
+    ) -> np.ndarray:
+        """The lane of each chunk: int64 (n,)."""
+        knobs = self._knobs
+        return lanes.lane_of_chunk(
+            chunk_index, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin
+        )
+
+    # States
+
+    def init(self, lane: int = 0, num_lanes: int = 1) -> MixtureState:
+        """Returns the state before a lane's first chunk.
+
+        Raises:
+          TypeError, ValueError: If the lane is not in [0, num_lanes).
+        """
+        return self.run.start if num_lanes == 1 else self.seek(0, lane, num_lanes)
+
+    def seek(
+        self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0
+    ) -> MixtureState:
+        """Returns the state whose next chunk is this lane's first at or after `chunk_index`.
+
+        Takes about as long for any chunk. Past the end of the run it is the lane's last state.
+
+        Args:
+          chunk_index: Global index of a chunk.
+          lane: The lane.
+          num_lanes: Number of lanes.
+          origin: The chunk from which on there are so many lanes: where `relane` cut the run.
+
+        Raises:
+          TypeError, ValueError: If an argument is not allowed.
+        """
+        lane, num_lanes = check_lane(lane, num_lanes)
+        most = MAX_SAMPLES // self._knobs.chunk_size - num_lanes
+        origin = as_int(origin, "origin", 0, most)
+        chunk_index = as_int(chunk_index, "chunk_index", origin, most)
+        return self.run.seek(chunk_index, lane, num_lanes, origin)
+
+    def check_state(self, state: MixtureState) -> None:
+        """Checks that a state belongs to this source.
+
+        Raises:
+          TypeError: If it is no state of a mixture.
+          ValueError: Naming each thing that differs, or what in it is not possible.
+        """
+        if not isinstance(state, MixtureState):
+            raise TypeError(
+                f"{type(self).__name__} needs a MixtureState, from init, seek, next_chunk or"
+                f" decode_state; got {type(state).__name__}."
+            )
+        states = self.run.states
+        states.check_config(np.asarray(state.config), np.asarray(state.ratios))
+        states.check_form(state)
+        super().check_state(state)
+        states.check(state)
+
+    def check_encoded(self, fields: list[Any]) -> None:
+        """Says which settings differ, where the structure of the state would not tell.
+
+        Raises:
+          ValueError: Naming each thing that differs.
+        """
+        self.run.states.check_fields(fields)
+
+    # Chunks
+
+    def next_chunk(self, state: MixtureState) -> tuple[WorkChunk | None, MixtureState]:
+        """Returns the lane's next chunk and the state after it; at the end None and the same state.
+
+        Raises:
+          ValueError: If the state belongs to another source.
+        """
+        run = self.run
+        if getattr(state, "config", None) is not run.config:
+            self.check_state(state)
+        else:
+            run.states.check_form(state)  # a field of it may have been replaced
+            check_lane(*lane_of(state))
+        return run.next_chunk(state)
+
+    # Random access
+
+    def supports_indexing(self) -> bool:
+        """True: any sample of the run is found by its index."""
+        return True
+
+    def __len__(self) -> int:
+        if self.eras.endless:
+            raise TypeError(
+                f"{self!r} never ends and has no len(). Set stop_after_passes, max_repeats, or"
+                " exhausted_policy 'stop' or 'redistribute'."
+            )
+        return self.eras.num_samples()
+
+    def sample_id_at(self, index: int) -> SampleId:
+        """The sample id at one index in the one-lane run; fast for one index after another."""
+        if type(index) is int:
+            row = self.run.samples.kept(index, 0, check_read_config(None))
+            if row is not None:
+                return SampleId(*row)
+        return super().sample_id_at(index)
+
+    def sample_ids_at(
+        self, indices: Any, *, epoch: int = 0, read_config: MixtureReadConfig | None = None
+    ) -> np.ndarray:
+        """Returns the samples at any places of the one-lane run, in the order asked for.
+
+        Args:
+          indices: Integers of shape (n,); negative ones count from the end.
+          epoch: Another epoch goes through the same counts in another order of its own.
+          read_config: How chunks are read; smooth weighted round robin by default.
+
+        Returns:
+          int64 (n, 3).
+
+        Raises:
+          IndexError: If an index is out of range.
+        """
+        config = check_read_config(read_config)
+        return self.run.samples.sample_ids(indices, as_int(epoch, "epoch", 0), config)
+
+    def places_of(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        origin: int = 0,
+        read_config: MixtureReadConfig | None = None,
+    ) -> Iterator[Place]:
+        """Goes through the times that the run holds a sample, without replaying it.
+
+        Takes the arguments of `locate`, which gives them in a list.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> toy = zx.Dataset.from_counts("toy", [60, 40])
+          >>> source = zx.StaticMixtureWorkSource([toy], {"toy": 1}, 10, stop_after_passes=2)
+          >>> places = source.locate((0, 1, 7), num_lanes=4)
+          >>> places[1]
+          Place(pass_number=1, chunk=10, lane=1, lane_step=2, slot=7)
+          >>> [tuple(source[10 * place.chunk + place.slot]) for place in places]
+          [(0, 1, 7), (0, 1, 7)]
+        """
+        found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        most = MAX_SAMPLES // self._knobs.chunk_size
+        if up_to_chunk is not None:
+            up_to_chunk = as_int(up_to_chunk, "up_to_chunk", 0, most)
+        return places_of(
+            self._knobs,
+            self.eras,
+            self.run.cursors.of_epoch(0)[found.dataset_id],
+            found,
+            up_to_chunk,
+            Dealing(num_lanes, as_int(origin, "origin", 0, most), check_read_config(read_config)),
+        )

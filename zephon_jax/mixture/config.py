@@ -1,0 +1,254 @@
+"""Runs described in a file: datasets, mixture and settings in YAML or TOML.
+
+Keys are the constructor's arguments, so whoever knows one knows the other. Everything that is not
+known is refused by name: a typing error in a file must not pass for a default.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import reprlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from zephon_jax._arrays import as_int
+from zephon_jax.data.dataset import Dataset
+from zephon_jax.data.token_estimation import TokenEstimation
+from zephon_jax.mixture.config_parse import parse
+from zephon_jax.mixture.config_schema import NUMBER
+from zephon_jax.mixture.static import StaticMixtureWorkSource
+from zephon_jax.sources.read_order import MixtureReadConfig
+
+__all__ = ["SUFFIXES", "RunConfig", "load_config", "read_config_file"]
+
+SUFFIXES = (".yaml", ".yml", ".toml")
+
+_SETTINGS = (
+    "chunk_size", "seed", "shuffle_shards", "shuffle_within_shard", "shuffle_block_size",
+    "exhausted_policy", "reshuffle_on_repeat", "max_repeats", "stop_after_passes",
+    "lane_assignment", "allocation",
+)  # fmt: skip
+_TOP = ("datasets", "mixture", *_SETTINGS, "token_estimation", "run")
+_DATASET = ("path", "format", "columns", "storage_options", "counts", "num_bytes")
+_RUN = ("num_lanes", "num_chunks", "read")
+_READ = ("mode", "seed", "shuffle_within_component")
+_TOKENS = ("ratios", "shard_totals", "tokenizer_name")
+_MOST_EXPONENT = 300
+_MOST_DIGITS = 4000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What a file says."""
+
+    # Where it was read from.
+    path: Path
+    # Arguments of each dataset, by name.
+    datasets: Mapping[str, Mapping[str, Any]]
+    # The other arguments of `StaticMixtureWorkSource`.
+    settings: Mapping[str, Any]
+    # Lanes of the run.
+    num_lanes: int = 1
+    # Chunks to look at, of all lanes together; None for the whole run.
+    num_chunks: int | None = None
+    # How chunks are read; None where the file does not say.
+    read: MixtureReadConfig | None = None
+
+    def source(self) -> StaticMixtureWorkSource:
+        """Finds the data and makes the source.
+
+        Raises:
+          FileNotFoundError: If data is not there.
+          TypeError, ValueError: If a setting is not allowed, naming the file.
+        """
+        try:
+            datasets = [_dataset(name, entry) for name, entry in self.datasets.items()]
+            return StaticMixtureWorkSource(datasets, **self.settings)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"{self.path}: {error}") from error
+
+
+def load_config(path: str | os.PathLike[str]) -> StaticMixtureWorkSource:
+    """Makes the source that a configuration file describes.
+
+    Args:
+      path: A YAML (`.yaml`, `.yml`) or TOML (`.toml`) file. `zephon-jax config` prints one with
+        every key explained.
+
+    Returns:
+      The same source as the constructor makes of the same arguments. Relative paths of data count
+      from the file's folder.
+
+    Raises:
+      FileNotFoundError: If the file or data is not there.
+      ImportError: If the file is YAML and PyYAML is not installed.
+      TypeError, ValueError: If it cannot be read or says something that is not allowed, naming the
+        key and the nearest one that there is.
+
+    Example:
+      >>> import pathlib, tempfile, zephon_jax as zx
+      >>> text = '''
+      ... chunk_size = 100
+      ... [datasets]
+      ... web = {counts = [600, 400]}
+      ... toy = {counts = [50]}
+      ... [mixture]
+      ... web = 3
+      ... toy = 1
+      ... '''
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     file = pathlib.Path(folder, "run.toml")
+      ...     _ = file.write_text(text)
+      ...     zx.load_config(file)
+      StaticMixtureWorkSource({'web': 0.75, 'toy': 0.25}, chunk_size=100, seed=42)
+    """
+    return read_config_file(path).source()
+
+
+def read_config_file(path: str | os.PathLike[str]) -> RunConfig:
+    """Reads and checks a configuration file, without looking at any data.
+
+    Raises:
+      As `load_config`.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"{path}: a configuration file ends in one of {SUFFIXES}.")
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # editors may begin with a mark
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a folder; a configuration file is wanted.") from None
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no configuration file {path}.") from None
+    try:
+        return _checked(path, parse(path, text))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{path}: {error}") from error
+
+
+def _checked(path: Path, raw: Any) -> RunConfig:
+    top = _mapping(raw, "the file", _TOP)
+    for key in ("datasets", "mixture"):
+        if key not in top:
+            raise ValueError(f"the key {key!r} is missing; got {list(top)}.")
+    datasets = _mapping(top["datasets"], "datasets")
+    if not datasets:
+        raise ValueError("datasets must name at least one dataset.")
+    settings = {key: top[key] for key in _SETTINGS if key in top}
+    settings["mixture"] = {
+        name: _number(weight, f"mixture.{name}")
+        for name, weight in _mapping(top["mixture"], "mixture").items()
+    }
+    if top.get("token_estimation") is not None:
+        settings["token_estimation"] = _tokens(top["token_estimation"])
+    run = _mapping(top.get("run", {}), "run", _RUN)
+    chunks, read = run.get("num_chunks"), run.get("read")
+    return RunConfig(
+        path=path,
+        datasets={name: _entry(path.parent, name, entry) for name, entry in datasets.items()},
+        settings=settings,
+        num_lanes=as_int(run.get("num_lanes", 1), "run.num_lanes", 1),
+        num_chunks=None if chunks is None else as_int(chunks, "run.num_chunks", 0),
+        read=None if read is None else MixtureReadConfig(**_mapping(read, "run.read", _READ)),
+    )
+
+
+def _mapping(raw: Any, where: str, known: Sequence[str] | None = None) -> dict[str, Any]:
+    """A mapping by string whose keys are all known."""
+    if not isinstance(raw, Mapping):
+        what = "empty" if raw is None else reprlib.repr(raw)
+        raise TypeError(f"{where} must be a mapping of names to values; it is {what}.")
+    for key in raw:
+        if not isinstance(key, str):
+            raise TypeError(f"{where}: names must be strings; got {key!r}. Put it in quotes.")
+        if known is not None and key not in known:
+            near = difflib.get_close_matches(key, known, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known keys are {list(known)}."
+            raise ValueError(f"unknown key {key!r} in {where}; {hint}")
+    return dict(raw)
+
+
+def _number(value: Any, where: str) -> Any:
+    """A number; text is taken as the one that it spells, such as 1/3 or 1e-3."""
+    if not isinstance(value, str):
+        return value
+    # Fractions are exact: one of a large exponent would be written out, digit by digit.
+    if len(value) <= _MOST_DIGITS and re.search(NUMBER, value, re.ASCII):
+        return Fraction(value)
+    raise ValueError(
+        f"{where} must be a number or a fraction such as '1/3', with an exponent between"
+        f" -{_MOST_EXPONENT} and {_MOST_EXPONENT}; got {reprlib.repr(value)}."
+    )
+
+
+def _tokens(raw: Any) -> TokenEstimation:
+    entry = _mapping(raw, "token_estimation", _TOKENS)
+    kinds = [kind for kind in ("ratios", "shard_totals") if kind in entry]
+    if len(kinds) != 1:
+        raise ValueError(
+            "token_estimation must give either 'ratios', tokens per byte by dataset, or"
+            f" 'shard_totals', tokens of each shard by dataset; got {list(entry)}. A file cannot"
+            " name a tokenizer, since reading one runs no code: prime the source in Python, and"
+            " write down the ratios that it measured."
+        )
+    where = f"token_estimation.{kinds[0]}"
+    known = _mapping(entry[kinds[0]], where)
+    name = entry.get("tokenizer_name")
+    if kinds == ["shard_totals"]:
+        return TokenEstimation.from_shard_totals(known, tokenizer_name=name)
+    ratios = {dataset: _number(ratio, f"{where}.{dataset}") for dataset, ratio in known.items()}
+    return TokenEstimation.from_ratios(ratios, tokenizer_name=name)
+
+
+def _entry(folder: Path, name: str, raw: Any) -> dict[str, Any]:
+    """One dataset's arguments: a path alone, or a mapping."""
+    if isinstance(raw, (str, list)):
+        raw = {"path": raw}
+    entry = _mapping(raw, f"datasets.{name}", _DATASET)
+    if "path" not in entry and "counts" not in entry:
+        raise ValueError(
+            f"datasets.{name} needs a 'path', or 'counts' to simulate without data; got"
+            f" {list(entry)}."
+        )
+    if "path" in entry:
+        if "num_bytes" in entry:
+            raise ValueError(f"datasets.{name}: 'num_bytes' goes with 'counts', not with 'path'.")
+        paths = entry["path"] if isinstance(entry["path"], list) else [entry["path"]]
+        if not paths or not all(isinstance(one, str) for one in paths):
+            raise TypeError(
+                f"datasets.{name}.path must be text or a list of texts; got {entry['path']!r}."
+            )
+        if "" in paths:
+            raise ValueError(
+                f"datasets.{name}.path is empty; for the configuration's own folder write '.'."
+            )
+        if entry.get("storage_options") is not None:
+            entry["storage_options"] = _mapping(
+                entry["storage_options"], f"datasets.{name}.storage_options"
+            )
+        placed = [_placed(folder, one) for one in paths]
+        entry["path"] = placed if isinstance(entry["path"], list) else placed[0]
+    elif extra := [key for key in entry if key not in ("counts", "num_bytes")]:
+        raise ValueError(f"datasets.{name}: {extra} need a 'path' to data.")
+    return entry
+
+
+def _placed(folder: Path, path: str) -> str:
+    """A path that counts from a folder, unless it is absolute or a URL."""
+    if "://" in path:
+        return path
+    path = os.path.expanduser(path)
+    return path if os.path.isabs(path) else os.path.join(folder, path)
+
+
+def _dataset(name: str, entry: Mapping[str, Any]) -> Dataset:
+    if "path" in entry:
+        return Dataset.from_path(name, **entry)
+    return Dataset.from_counts(name, entry["counts"], num_bytes=entry.get("num_bytes"))

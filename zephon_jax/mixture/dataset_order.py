@@ -1,0 +1,188 @@
+"""One dataset's order: its shards, its shuffle settings, its keys and the order of its shards.
+
+Draw number i of a dataset is position `i % total` of pass `i // total`. Three keyed permutations
+say which sample lies there: the order of the shards, the places within each shard, and a mosaic
+that cuts the resulting sequence into blocks and permutes each on its own. "global" permutes the
+whole dataset at once instead. `sample_lookup` goes from draws to samples; here is what it needs to
+know of each dataset. Memory is a few numbers a shard whatever the shuffle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zephon_jax.kernels.keys import digest_words, fold
+from zephon_jax.kernels.permutation import make_grids, permute_rows
+
+__all__ = [
+    "Cursor",
+    "Table",
+    "block_size",
+    "make_cursor",
+    "make_tables",
+    "shard_order",
+    "starts_of",
+]
+
+_LEVELS = ("shards", "within", "blocks", "global")
+_KEPT_PASSES = 2  # shard orders kept for each dataset: this pass and the next
+
+
+class Cursor:
+    """A dataset as the order sees it. Immutable but for a few shard orders that it keeps.
+
+    Fields:
+      total: Samples in a pass.
+      block: Samples in a block of the mosaic; 0 for none. Equal to `total` with "global".
+      by_pass: True where another pass has another order of the shards or within them.
+    """
+
+    __slots__ = (
+        "block", "by_pass", "counts", "filled", "global_", "keys", "orders", "reshuffle", "shards",
+        "starts", "total", "within",
+    )  # fmt: skip
+
+    counts: np.ndarray  # int64 (S,), samples of each shard that holds any
+    filled: np.ndarray | None  # int64 (S,), their places in the dataset's list; None for all
+    starts: np.ndarray  # int64 (S + 1,), samples before each
+    keys: dict[str, np.ndarray]  # one root key for each level
+    orders: dict[int, np.ndarray]  # shard order (S,) by pass
+
+    @property
+    def shard_ids(self) -> np.ndarray:
+        """Places of the shards that hold samples in the dataset's list: int64 (S,)."""
+        return np.arange(self.counts.size) if self.filled is None else self.filled
+
+
+def block_size(setting: int | str | None, counts: np.ndarray) -> int:
+    """Samples in a block of the mosaic: 0 for no blocks, the whole dataset for "global"."""
+    total = int(counts.sum())
+    if setting is None:
+        return 0
+    if setting == "global":
+        return total
+    size = 8 * int(counts.max(initial=0)) if setting == "auto" else int(setting)
+    return 0 if size == 1 else min(size, total)
+
+
+def make_cursor(
+    name: str,
+    counts: np.ndarray,
+    *,
+    seed: int,
+    epoch: int,
+    shuffle_shards: bool,
+    shuffle_within_shard: bool,
+    shuffle_block_size: int | str | None,
+    reshuffle_on_repeat: bool,
+) -> Cursor:
+    """Prepares a dataset's cursor. Time and memory grow with the number of shards only.
+
+    Args:
+      name: The dataset's name, which its keys come from: other datasets do not matter.
+      counts: int64 (num_shards,), samples of each shard.
+      seed: The source's seed.
+      epoch: Times the whole source has been gone through, folded into the keys.
+      shuffle_shards: Permute the order of the shards.
+      shuffle_within_shard: Permute the places within each shard.
+      shuffle_block_size: Samples in a block of the mosaic, None, "auto" or "global".
+      reshuffle_on_repeat: Give each pass an order of its own.
+    """
+    cursor = Cursor()
+    filled = counts > 0
+    cursor.filled = None if filled.all() else np.flatnonzero(filled)
+    cursor.counts = counts if cursor.filled is None else counts[cursor.filled]
+    cursor.starts = starts_of(cursor.counts)
+    cursor.total = int(cursor.starts[-1])
+    cursor.block = block_size(shuffle_block_size, cursor.counts)
+    cursor.global_ = shuffle_block_size == "global"
+    # One shard has one order; many small datasets are of that kind.
+    cursor.shards = shuffle_shards and not cursor.global_ and cursor.counts.size > 1
+    cursor.within = shuffle_within_shard and not cursor.global_
+    cursor.reshuffle = reshuffle_on_repeat
+    cursor.by_pass = (cursor.shards or cursor.within) and reshuffle_on_repeat
+    words = digest_words(2 * len(_LEVELS), seed, "dataset", name, epoch).reshape(-1, 2)
+    cursor.keys = dict(zip(_LEVELS, words, strict=True))
+    cursor.orders = {}
+    return cursor
+
+
+def starts_of(counts: np.ndarray) -> np.ndarray:
+    """What lies before each of some parts, and before the end: int64 (n + 1,)."""
+    starts = np.zeros(counts.size + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
+class Table(NamedTuple):
+    """The runs (shards in the order of a pass) of consecutive passes, laid end to end."""
+
+    first: int  # the first pass; 0 where one order serves all
+    last: int
+    shard: np.ndarray | None  # int64 (R,), place among the shards that hold samples; None: natural
+    start: np.ndarray  # int64 (R + 1,), samples before each run
+
+
+def make_tables(wanted: Sequence[tuple[Cursor, int, int]]) -> list[Table]:
+    """Makes the tables of datasets for passes first .. last, all missing shard orders in one go.
+
+    Args:
+      wanted: Cursors, first and last passes; both 0 where one order serves all.
+    """
+    shuffled = [n for n, (cursor, _, _) in enumerate(wanted) if cursor.shards]
+    kept = [wanted[n][0].orders for n in shuffled]  # read once: threads may put others there
+    missing = [
+        [one for one in range(wanted[n][1], wanted[n][2] + 1) if one not in orders]
+        for n, orders in zip(shuffled, kept, strict=True)
+    ]
+    shards: dict[int, np.ndarray] = {}
+    made = _shuffle_shards([wanted[n][0] for n in shuffled], missing)
+    for n, orders, passes, new in zip(shuffled, kept, missing, made, strict=True):
+        cursor, first, last = wanted[n]
+        orders = {
+            **orders,
+            **dict(zip(passes, new.reshape(len(passes), cursor.counts.size), strict=True)),
+        }
+        # Copies: those of other passes and datasets lie in the same memory.
+        cursor.orders = {one: part.copy() for one, part in list(orders.items())[-_KEPT_PASSES:]}
+        parts = [orders[one] for one in range(first, last + 1)]
+        shards[n] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return [_make_table(*want, shards.get(n)) for n, want in enumerate(wanted)]
+
+
+def _shuffle_shards(cursors: Sequence[Cursor], passes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+    """Shard orders of some passes of each dataset, laid end to end."""
+    many = np.asarray([len(some) for some in passes], dtype=np.int64)
+    if not many.any():
+        return [np.zeros(0, dtype=np.int64)] * len(cursors)
+    shards = np.asarray([cursor.counts.size for cursor in cursors])
+    sizes = np.repeat(shards, many)
+    roots = np.repeat(np.stack([cursor.keys["shards"] for cursor in cursors]), many, axis=0)
+    flat = np.asarray([one for some in passes for one in some])
+    grids = make_grids(sizes, fold(roots, flat))
+    ends = np.cumsum(sizes)
+    rows = np.repeat(np.arange(sizes.size), sizes)
+    places = np.arange(ends[-1]) - np.repeat(ends - sizes, sizes)
+    return np.split(permute_rows(places, rows, grids), np.cumsum(shards * many)[:-1])
+
+
+def _make_table(cursor: Cursor, first: int, last: int, shard: np.ndarray | None) -> Table:
+    if shard is None:
+        if first == last:
+            return Table(first, last, None, cursor.starts)
+        shard = np.tile(np.arange(cursor.counts.size), last - first + 1)
+    return Table(first, last, shard, starts_of(cursor.counts[shard]))
+
+
+def shard_order(cursor: Cursor, pass_index: int) -> tuple[np.ndarray, np.ndarray]:
+    """The shards of a pass in its order, and the samples before each.
+
+    Returns:
+      int64 (S,), places among the shards that hold samples, and int64 (S + 1,).
+    """
+    (table,) = make_tables([(cursor, pass_index, pass_index)])
+    shard = np.arange(cursor.counts.size) if table.shard is None else table.shard
+    return shard, table.start

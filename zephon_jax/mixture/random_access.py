@@ -1,0 +1,287 @@
+"""Samples of a run by their index, without going through the chunks before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax.kernels.keys import digest_words
+from zephon_jax.mixture.chunk_samples import TOGETHER, samples_of_chunks
+from zephon_jax.mixture.dataset_order import Cursor, make_cursor
+from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.positions import MAX_SAMPLES, Position
+from zephon_jax.mixture.sample_lookup import Draws
+from zephon_jax.mixture.settings import Knobs
+from zephon_jax.sources.read_order import MixtureReadConfig, Reading, read_order
+
+__all__ = ["Cursors", "RunIndex"]
+
+_AHEAD = 64  # chunks of a question whose reading orders are computed together
+_KEPT_EPOCHS = 2
+_KEPT_CHUNKS = 4
+
+
+class Cursors:
+    """The datasets' cursors by epoch, made when they are first asked for.
+
+    Args:
+      knobs: The settings of the source.
+      counts: Shard counts of each dataset, int64 (num_shards,) each.
+    """
+
+    def __init__(self, knobs: Knobs, counts: list[np.ndarray]):
+        self._knobs, self._counts = knobs, counts
+        self._draws: dict[int, Draws] = {}
+
+    def of_epoch(self, epoch: int) -> Sequence[Cursor]:
+        """The datasets' cursors in an epoch, in component order."""
+        return self.draws(epoch).cursors
+
+    def draws(self, epoch: int) -> Draws:
+        """What finds the samples of draws in an epoch."""
+        known = self._draws.get(epoch)
+        if known is None:
+            knobs = self._knobs
+            cursors = [
+                make_cursor(
+                    knobs.names[d],
+                    counts,
+                    seed=knobs.seed,
+                    epoch=epoch,
+                    shuffle_shards=knobs.shuffle_shards[d],
+                    shuffle_within_shard=knobs.shuffle_within_shard[d],
+                    shuffle_block_size=knobs.shuffle_block_size[d],
+                    reshuffle_on_repeat=knobs.reshuffle_on_repeat[d],
+                )
+                for d, counts in enumerate(self._counts)
+            ]
+            known = Draws(cursors)
+            kept = list(self._draws.items())[1 - _KEPT_EPOCHS :]
+            self._draws = {**dict(kept), epoch: known}
+        return known
+
+
+class _Decoded(NamedTuple):
+    """A chunk in reading order."""
+
+    name: tuple[int, MixtureReadConfig, int]  # epoch, how it is read, chunk index
+    first: int  # index of its first sample in the run
+    ids: np.ndarray  # int64 (n, 3)
+
+
+class _Asked(NamedTuple):
+    """A question for samples of chunks, chunk after chunk."""
+
+    slots: np.ndarray  # int64 (n,)
+    bounds: list[int]  # where the slots of each chunk begin and end, c + 1
+    counts: np.ndarray  # int32 (c, k), what each chunk draws
+    drawn: np.ndarray  # int64 (c, k), what was drawn before
+
+
+def _take_chunks(
+    draws: Draws,
+    asked: _Asked,
+    chosen: np.ndarray,
+    read: Callable[[int], Reading],
+    out: np.ndarray,
+) -> None:
+    """Fills in the samples of some chunks by finding them whole, several chunks at once."""
+    group = np.cumsum(asked.counts[chosen].sum(axis=1)) // TOGETHER
+    for one in np.unique(group):
+        mine = chosen[group == one]
+        found = samples_of_chunks(draws, asked.drawn[mine], asked.counts[mine])
+        for n, ids in zip(mine.tolist(), found, strict=True):
+            part = slice(asked.bounds[n], asked.bounds[n + 1])
+            stored = read(n).source.take(asked.slots[part])
+            ids.take(stored, axis=0, out=out[part], mode="clip")  # all are in range
+
+
+def _take_draws(
+    draws: Draws,
+    asked: _Asked,
+    chosen: np.ndarray,
+    read: Callable[[int], Reading],
+    out: np.ndarray,
+) -> None:
+    """Fills in the samples of some chunks draw by draw, all at once."""
+    parts = []
+    for n in chosen.tolist():
+        reading, slots = read(n), asked.slots[asked.bounds[n] : asked.bounds[n + 1]]
+        component, counts = reading.component.take(slots), asked.counts[n]
+        first = asked.drawn[n] - (np.cumsum(counts) - counts)
+        parts.append((component, first.take(component) + reading.source.take(slots)))
+    if parts:
+        component, draw = map(np.concatenate, zip(*parts, strict=True))
+        mine = np.concatenate([np.arange(*asked.bounds[n : n + 2]) for n in chosen.tolist()])
+        out[mine] = draws.of_draws(component, draw)
+
+
+class RunIndex:
+    """Finds samples by index. Immutable but for a few decoded chunks that it keeps.
+
+    Args:
+      eras: Positions of the run.
+      knobs: The settings of the source.
+      cursors: Where the datasets' samples lie.
+    """
+
+    def __init__(self, eras: Eras, knobs: Knobs, cursors: Cursors):
+        self._eras, self._knobs, self._cursors = eras, knobs, cursors
+        self._decoded: tuple[_Decoded, ...] = ()
+        self._asked: Any = None
+
+    def _checked_indices(self, indices: Any) -> np.ndarray:
+        array = np.asarray(indices)
+        if array.size == 0:
+            return np.zeros(0, dtype=np.int64)
+        if array.ndim != 1:
+            raise ValueError(f"indices must have shape (n,); got {array.shape}.")
+        if array.dtype == object:  # Python ints that no NumPy type holds
+            for index in array.tolist():
+                as_int(index, "an index")
+        elif array.dtype.kind not in "iu":
+            raise TypeError(f"indices must be integers; got dtype {array.dtype}.")
+        low, high = int(array.min()), int(array.max())
+        if max(abs(low), abs(high)) >= MAX_SAMPLES:
+            raise IndexError(f"sample indices must be below 2^62; got {high}.")
+        array = array.astype(np.int64, copy=False)
+        if low < 0:
+            if self._eras.endless:
+                raise IndexError(f"negative indices need an end to count from; got {low}.")
+            array = np.where(array < 0, array + self._eras.num_samples(), array)
+            low, high = int(array.min()), int(array.max())
+        if low < 0 or self._eras.span_of_sample(high) is None:
+            bad = int(np.asarray(indices).min()) if low < 0 else high
+            raise IndexError(
+                f"sample index {bad} is out of range for {self._eras.num_samples()} samples."
+            )
+        return array
+
+    def sample_ids(self, indices: Any, epoch: int, config: MixtureReadConfig) -> np.ndarray:
+        """Returns the samples at places of the run: int64 (n, 3), in the order asked for.
+
+        Args:
+          indices: Integers of shape (n,); negative ones count from the end.
+          epoch: Which epoch's order.
+          config: How chunks are read.
+
+        Raises:
+          TypeError: If the indices are not integers.
+          IndexError: If one is out of range.
+        """
+        wanted = self._checked_indices(indices)
+        if not wanted.size:
+            return np.zeros((0, 3), dtype=np.int64)
+        chunks, slots = self._chunks_of(wanted)
+        if not (chunks == chunks[0]).all():
+            return self._gather(chunks, slots, epoch, config)
+        name = (epoch, config, int(chunks[0]))
+        for known in self._decoded:
+            if known.name == name:
+                return known.ids.take(slots, axis=0)
+        if self._asked != name:
+            self._asked = name
+            return self._gather(chunks, slots, epoch, config)
+        # The second question about one chunk: decode it all, for those that will follow.
+        whole = np.arange(self._samples_in(name[2]))
+        decoded = self._gather(np.full(whole.size, name[2]), whole, epoch, config, ahead=True)
+        decoded.setflags(write=False)
+        first = int(wanted[0] - slots[0])
+        # One assignment: other threads see the old chunks or the new ones.
+        self._decoded = (_Decoded(name, first, decoded), *self._decoded[: _KEPT_CHUNKS - 1])
+        return decoded.take(slots, axis=0)
+
+    def kept(self, index: int, epoch: int, config: MixtureReadConfig) -> list[int] | None:
+        """One sample of a chunk that is kept, for loops that ask for one index after another."""
+        for known in self._decoded:
+            if 0 <= index - known.first < len(known.ids) and known.name[:2] == (epoch, config):
+                return known.ids[index - known.first].tolist()
+        return None
+
+    def _chunks_of(self, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Chunk index and slot of samples: int64 (n,) each."""
+        chunks, slots = np.empty_like(wanted), np.empty_like(wanted)
+        todo: Any = slice(None)
+        while True:
+            # The last one first: a part of an era up to it holds the earlier ones too.
+            span = self._eras.span_of_sample(int(wanted[todo].max()))
+            assert span is not None  # the indices were checked
+            inside = wanted[todo] - span.first_sample
+            step = inside // self._knobs.chunk_size  # faster than divmod
+            chunks[todo] = span.start.chunk_index + step
+            slots[todo] = inside - step * self._knobs.chunk_size
+            todo = np.flatnonzero(wanted < span.first_sample)  # these once more
+            if not todo.size:
+                return chunks, slots
+
+    def _samples_in(self, chunk_index: int) -> int:
+        drawn = self._eras.step(self._eras.seek(chunk_index))
+        assert drawn is not None
+        return int(drawn[0].sum())
+
+    def _gather(
+        self,
+        chunks: np.ndarray,
+        slots: np.ndarray,
+        epoch: int,
+        config: MixtureReadConfig,
+        ahead: bool = False,
+    ) -> np.ndarray:
+        """Sample ids at slots of chunks: whole chunks as such, single draws all at once.
+
+        With `ahead`, reading orders of the chunks after the last one are computed too.
+        """
+        if (chunks[1:] < chunks[:-1]).any():
+            order = np.argsort(chunks, kind="stable")
+            out = np.empty((chunks.size, 3), dtype=np.int64)
+            out[order] = self._gather(chunks[order], slots[order], epoch, config)
+            return out
+        bounds = np.concatenate([[0], np.flatnonzero(np.diff(chunks)) + 1, [chunks.size]])
+        positions = [self._eras.seek(g) for g in chunks[bounds[:-1]].tolist()]
+        steps = [self._eras.step(position) for position in positions]
+        counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
+        upcoming = np.concatenate([counts, self._counts_after(positions[-1])]) if ahead else counts
+        drawn = np.stack([position.drawn for position in positions])
+        draws = self._cursors.draws(epoch)
+
+        def read(n: int) -> Reading:
+            return self._reading(n, upcoming, positions[n].chunk_index, epoch, config)
+
+        asked = _Asked(slots, bounds.tolist(), counts, drawn)
+        out = np.empty((chunks.size, 3), dtype=np.int64)
+        dense = 2 * np.diff(bounds) >= counts.sum(axis=1)
+        _take_chunks(draws, asked, np.flatnonzero(dense), read, out)
+        _take_draws(draws, asked, np.flatnonzero(~dense), read, out)
+        return out
+
+    def _counts_after(self, position: Position) -> np.ndarray:
+        """Counts of the chunks after a position's, where they are known at once: int32 (n, k)."""
+        allocation = position.era.allocation
+        if allocation is None or not allocation.closed:
+            return np.zeros((0, len(self._knobs.names)), dtype=np.int32)
+        since = position.chunk_index + 1 - position.era.first_chunk
+        return allocation.quotas_of(since + np.arange(_AHEAD - 1))
+
+    def _reading(
+        self, n: int, counts: np.ndarray, chunk_index: int, epoch: int, config: MixtureReadConfig
+    ) -> Reading:
+        seed = config.seed if config.seed is not None else self._knobs.seed
+        if epoch:
+            low, high = digest_words(2, "epoch", seed, epoch).tolist()
+            seed = low | high << 32
+        return read_order(
+            counts[n],
+            MixtureReadConfig(
+                mode=config.mode, shuffle_within_component=config.shuffle_within_component
+            ),
+            names=self._knobs.names,
+            seed=seed,
+            chunk_index=chunk_index,
+            slot=0,
+            num_lanes=1,
+            size=self._knobs.chunk_size,
+            upcoming=(lambda: counts[n : n + _AHEAD]) if len(counts) > 1 else None,
+        )

@@ -1,0 +1,367 @@
+"""Settings of a mixture, brought to one value a dataset and checked against each other."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax.data.token_estimation import TokenEstimation
+from zephon_jax.kernels import quota
+from zephon_jax.kernels.keys import digest_words
+from zephon_jax.kernels.lanes import ASSIGNMENTS
+from zephon_jax.kernels.virtual_time import Cost
+from zephon_jax.kernels.weights import MixtureSpec, warn_if_moved
+from zephon_jax.mixture.dataset_order import block_size
+from zephon_jax.mixture.positions import UNCAPPED, Rules
+
+__all__ = [
+    "ALLOCATIONS",
+    "CONFIG_THINGS",
+    "MAX_COUNT",
+    "MAX_PASSES",
+    "POLICIES",
+    "Knobs",
+    "check_datasets",
+    "config_digests",
+    "make_knobs",
+    "make_rules",
+]
+
+ORDER_VERSION = 1
+POLICIES = ("stop", "repeat", "redistribute")
+ALLOCATIONS = ("incremental", "fixed", "virtual_time")
+MAX_COUNT = 1 << 60
+MAX_PASSES = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """Checked settings. Tuples hold one value a dataset, in the order of the datasets."""
+
+    names: tuple[str, ...]
+    fractions: tuple[Fraction, ...]  # shares that sum to 1; 0 declares without drawing
+    chunk_size: int  # samples
+    seed: int
+    shuffle_shards: tuple[bool, ...]
+    shuffle_within_shard: tuple[bool, ...]
+    shuffle_block_size: tuple[int | str | None, ...]  # samples, "auto" or "global"
+    exhausted_policy: tuple[str, ...]
+    reshuffle_on_repeat: tuple[bool, ...]
+    max_repeats: tuple[int | None, ...]
+    stop_after_passes: int | None
+    lane_assignment: str
+    allocation: str
+
+
+def _per_dataset(
+    value: Any, argument: str, names: Sequence[str], check: Callable[[Any, str], Any]
+) -> tuple[Any, ...]:
+    """One checked value for each dataset, from one for all or a mapping that names every one."""
+    if not isinstance(value, Mapping):
+        return (check(value, argument),) * len(names)
+    missing = [name for name in names if name not in value]
+    unknown = list(dict.fromkeys(value).keys() - set(names))
+    if missing or unknown:
+        raise ValueError(
+            f"{argument} as a mapping must name every dataset and no other; got"
+            f" {'no value for ' + repr(missing) if missing else 'unknown ' + repr(unknown)}."
+        )
+    return tuple(check(value[name], f"{argument}[{name!r}]") for name in names)
+
+
+def _bool(value: Any, argument: str) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{argument} must be True or False; got {value!r}.")
+    return bool(value)
+
+
+def _block(value: Any, argument: str) -> int | str | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if value not in ("auto", "global"):
+            raise ValueError(
+                f"{argument} must be None, a number of samples, 'auto' or 'global'; got {value!r}."
+            )
+        return value
+    return as_int(value, argument, 1, MAX_COUNT)
+
+
+def _choice(value: Any, argument: str, allowed: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{argument} must be one of {tuple(allowed)}; got {value!r}.")
+    return value
+
+
+def _policy(value: Any, argument: str) -> str:
+    return _choice(value, argument, POLICIES)
+
+
+def _repeats(value: Any, argument: str) -> int | None:
+    return None if value is None else as_int(value, argument, 0, MAX_COUNT)
+
+
+def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
+    spec = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
+    missing = [name for name in names if name not in spec]
+    if missing:
+        raise ValueError(
+            f"mixture must give every dataset a weight; {missing} have none. Give 0 to declare a"
+            " dataset without drawing from it."
+        )
+    unknown = sorted(set(spec) - set(names))
+    if unknown:
+        raise ValueError(f"mixture names {unknown}, and the datasets are {list(names)}.")
+    fractions = spec.fractions()
+    return tuple(fractions[name] for name in names)
+
+
+def _exhaustion(
+    policy: Any, repeats: Any, passes: Any, names: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[int | None, ...], int | None]:
+    """Resolves the three settings that say what happens at the end of a dataset."""
+    given = policy is not None
+    capped = repeats is not None
+    policies = _per_dataset(
+        "repeat" if policy is None else policy, "exhausted_policy", names, _policy
+    )
+    caps = _per_dataset(repeats, "max_repeats", names, _repeats)
+    if passes is None:
+        return policies, caps, None if given or capped else 1
+    passes = as_int(passes, "stop_after_passes", 1, MAX_PASSES)
+    other = sorted(set(policies) - {"repeat"})
+    if other or any(cap is not None for cap in caps):
+        clash = f"exhausted_policy = {other[0]!r}" if other else f"max_repeats = {repeats!r}"
+        raise ValueError(
+            f"stop_after_passes lets every dataset repeat and cannot be combined with {clash}; got"
+            f" stop_after_passes = {passes}. Leave one of them out."
+        )
+    return policies, caps, passes
+
+
+def make_knobs(
+    names: Sequence[str],
+    *,
+    mixture: Any,
+    chunk_size: Any,
+    seed: Any,
+    shuffle_shards: Any,
+    shuffle_within_shard: Any,
+    shuffle_block_size: Any,
+    exhausted_policy: Any,
+    reshuffle_on_repeat: Any,
+    max_repeats: Any,
+    stop_after_passes: Any,
+    lane_assignment: Any,
+    allocation: Any,
+    token_estimation: Any,
+) -> Knobs:
+    """Checks the settings of `StaticMixtureWorkSource`, before any data is looked at.
+
+    Raises:
+      TypeError, ValueError: Naming the argument, the value and what is allowed.
+    """
+    policies, repeats, passes = _exhaustion(exhausted_policy, max_repeats, stop_after_passes, names)
+    return Knobs(
+        names=tuple(names),
+        fractions=_mixture(mixture, names),
+        chunk_size=as_int(chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE),
+        seed=as_int(seed, "seed"),
+        shuffle_shards=_per_dataset(shuffle_shards, "shuffle_shards", names, _bool),
+        shuffle_within_shard=_per_dataset(
+            shuffle_within_shard, "shuffle_within_shard", names, _bool
+        ),
+        shuffle_block_size=_per_dataset(shuffle_block_size, "shuffle_block_size", names, _block),
+        exhausted_policy=policies,
+        reshuffle_on_repeat=_per_dataset(reshuffle_on_repeat, "reshuffle_on_repeat", names, _bool),
+        max_repeats=repeats,
+        stop_after_passes=passes,
+        lane_assignment=_choice(lane_assignment, "lane_assignment", ASSIGNMENTS),
+        allocation=_allocation(allocation, token_estimation),
+    )
+
+
+def _allocation(value: Any, token_estimation: Any) -> str:
+    """A mixture in tokens is always allocated by virtual time."""
+    allocation = _choice(value, "allocation", ALLOCATIONS)
+    if token_estimation is None:
+        return allocation
+    if not isinstance(token_estimation, TokenEstimation):
+        raise TypeError(
+            "token_estimation must be a zx.TokenEstimation or None; got"
+            f" {type(token_estimation).__name__}."
+        )
+    if allocation == "fixed":
+        raise ValueError(
+            "allocation = 'fixed' gives every chunk the same counts of samples and cannot follow"
+            " tokens. Leave it out where there is a token_estimation."
+        )
+    return "virtual_time"
+
+
+def _warn_without_effect(knobs: Knobs) -> None:
+    """Warns of settings that cannot change anything."""
+    said = []
+    repeating = [policy == "repeat" for policy in knobs.exhausted_policy]
+    for name, repeats, can in zip(knobs.names, knobs.max_repeats, repeating, strict=True):
+        if repeats is not None and not can:
+            said.append(f"max_repeats of {name!r}, whose exhausted_policy is not 'repeat'")
+    both = zip(knobs.names, knobs.shuffle_block_size, knobs.shuffle_within_shard, strict=True)
+    for name, block, within in both:
+        if block == "global" and within:
+            said.append(f"shuffle_within_shard of {name!r}, whose shuffle_block_size is 'global'")
+        elif block == 1:
+            said.append(f"shuffle_block_size = 1 of {name!r}")
+    shuffled = any(knobs.shuffle_shards) or any(knobs.shuffle_within_shard)
+    shuffled = shuffled or any(block is not None for block in knobs.shuffle_block_size)
+    if not all(knobs.reshuffle_on_repeat) and not (shuffled and any(repeating)):
+        said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
+    for text in said[:8]:
+        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=6)
+
+
+def _check_sizes(knobs: Knobs, totals: np.ndarray) -> None:
+    """Refuses runs whose counts would not fit into 64 bits."""
+    passes = knobs.stop_after_passes or 1
+    for name, total, repeats in zip(knobs.names, totals.tolist(), knobs.max_repeats, strict=True):
+        times = max(passes, 1 if repeats is None else repeats + 1)
+        if total * times > MAX_COUNT:
+            raise ValueError(
+                f"dataset {name!r} has {total} samples and may be gone through {times} times; the"
+                f" product must be at most 2^60. Lower stop_after_passes or max_repeats."
+            )
+
+
+def make_rules(knobs: Knobs, totals: np.ndarray, costs: Sequence[Cost] | None) -> Rules:
+    """Puts settings and dataset sizes together into the rules of exhaustion.
+
+    Args:
+      knobs: Checked settings.
+      totals: int64 (k,), samples in a pass of each dataset.
+      costs: Cost of each dataset's draws, under virtual time.
+
+    Raises:
+      ValueError: If an active dataset has no samples, or can never give its first quota.
+    """
+    _warn_without_effect(knobs)
+    warn_if_moved(knobs.fractions, knobs.names, level=5)
+    _check_sizes(knobs, totals)
+    weighted = np.fromiter((share > 0 for share in knobs.fractions), dtype=bool)
+    leaves = np.fromiter((p == "redistribute" for p in knobs.exhausted_policy), dtype=bool)
+    caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
+    for d, (policy, repeats) in enumerate(
+        zip(knobs.exhausted_policy, knobs.max_repeats, strict=True)
+    ):
+        if policy == "stop":
+            caps[d] = totals[d]
+        elif policy == "repeat" and repeats is not None:
+            caps[d] = (repeats + 1) * int(totals[d])
+    empty = np.flatnonzero(weighted & ~leaves & (totals == 0))
+    if empty.size:
+        raise ValueError(
+            f"dataset {knobs.names[empty[0]]!r} has no samples; a dataset with a positive weight"
+            " needs some. Give it weight 0, or exhausted_policy 'redistribute'."
+        )
+    return Rules(
+        fractions=knobs.fractions,
+        weighted=weighted,
+        totals=totals,
+        caps=caps,
+        leaves=leaves,
+        passes=knobs.stop_after_passes,
+        chunk_size=knobs.chunk_size,
+        fixed=knobs.allocation == "fixed",
+        costs=costs,
+    )
+
+
+def check_datasets(datasets: Any) -> tuple[Any, ...]:
+    """Returns datasets as a tuple with unique names; warns where two read the same place.
+
+    Raises:
+      TypeError: If they are not a sequence of datasets.
+      ValueError: If there are none, or two have one name.
+    """
+    if isinstance(datasets, (str, Mapping)) or not isinstance(datasets, Sequence):
+        raise TypeError(f"datasets must be a list of datasets; got {type(datasets).__name__}.")
+    if not datasets:
+        raise ValueError("datasets must hold at least one dataset; got an empty list.")
+    seen: dict[str, int] = {}
+    places: dict[str, str] = {}
+    for place, dataset in enumerate(datasets):
+        if not hasattr(dataset, "shard_counts") or not hasattr(dataset, "name"):
+            raise TypeError(f"datasets[{place}] must be a zx.Dataset; got {dataset!r}.")
+        counts = np.asarray(dataset.shard_counts)
+        if counts.dtype.kind not in "iu" or counts.ndim != 1 or counts.min(initial=0) < 0:
+            raise ValueError(
+                f"datasets[{place}].shard_counts must be integers of shape (num_shards,) that are"
+                f" not negative; got {counts}."
+            )
+        if dataset.name in seen:
+            raise ValueError(
+                f"dataset names must be unique; datasets[{seen[dataset.name]}] and"
+                f" datasets[{place}] are both {dataset.name!r}."
+            )
+        seen[dataset.name] = place
+        location = getattr(dataset, "location", None)
+        if location is not None and location in places:
+            warnings.warn(
+                f"datasets {places[location]!r} and {dataset.name!r} read the same place,"
+                f" {location}: their samples will be seen more often than the weights say.",
+                stacklevel=3,
+            )
+        places.setdefault(location or dataset.name, dataset.name)
+    return tuple(datasets)
+
+
+CONFIG_THINGS = (
+    "order version", "dataset names", "shard counts", "mixture weights", "chunk_size", "seed",
+    "shuffle_shards", "shuffle_within_shard", "shuffle_block_size", "exhausted_policy",
+    "reshuffle_on_repeat", "max_repeats", "stop_after_passes", "lane_assignment", "allocation",
+    "token_estimation",
+)  # fmt: skip
+"""What fixes an order, in the order of the digests in a state."""
+
+
+def config_digests(
+    knobs: Knobs, counts: Sequence[np.ndarray], costs: Sequence[np.ndarray]
+) -> np.ndarray:
+    """One 32-bit digest for each of `CONFIG_THINGS`: uint32 (c,).
+
+    Args:
+      knobs: Checked settings.
+      counts: Samples of each shard of each dataset, int64 (num_shards,) each.
+      costs: What the shards cost, int64 (num_shards,) each, in a mixture of tokens; else empty.
+    """
+    things: dict[str, Sequence[int | str | bytes]] = {
+        "order version": [ORDER_VERSION],
+        "dataset names": knobs.names,
+        "shard counts": [c.astype("<i8").tobytes() for c in counts],
+        "mixture weights": [str(share) for share in knobs.fractions],
+        "chunk_size": [knobs.chunk_size],
+        "seed": [knobs.seed],
+        "shuffle_shards": [repr(knobs.shuffle_shards)],
+        "shuffle_within_shard": [repr(knobs.shuffle_within_shard)],
+        # What a setting comes to: "auto" is another block size when shards grow.
+        "shuffle_block_size": [
+            str(block if block == "global" else block_size(block, c))
+            for block, c in zip(knobs.shuffle_block_size, counts, strict=True)
+        ],
+        "exhausted_policy": knobs.exhausted_policy,
+        "reshuffle_on_repeat": [repr(knobs.reshuffle_on_repeat)],
+        "max_repeats": [repr(knobs.max_repeats)],
+        "stop_after_passes": [repr(knobs.stop_after_passes)],
+        "lane_assignment": [knobs.lane_assignment],
+        "allocation": [knobs.allocation],
+        "token_estimation": [c.astype("<i8").tobytes() for c in costs],
+    }
+    words = [digest_words(1, thing, *things[thing]) for thing in CONFIG_THINGS]
+    digests = np.concatenate(words)
+    digests.setflags(write=False)
+    return digests

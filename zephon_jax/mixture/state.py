@@ -1,0 +1,65 @@
+"""The state record of a mixture: where a lane stands, in 32-bit words.
+
+JAX without x64 cuts 64-bit integers in silence, so counts are pairs of 32-bit words: a state that
+went through `jit`, `device_put` or a checkpoint of model arrays comes back the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax.kernels.keys import digest_words
+
+__all__ = ["MAX_LISTED", "MixtureState", "from_words", "ledger_digest", "to_words"]
+
+MAX_LISTED = 64  # components whose carry and counts a state holds; above, a digest of them
+
+
+class MixtureState(NamedTuple):
+    """Where one lane stands. Immutable; every leaf is an array of 32-bit words."""
+
+    lane: Any  # int32 ()
+    num_lanes: Any  # int32 ()
+    lag: Any  # int32 (), 1 where the lane has read its chunk of the block that `chunk` lies in
+    chunk: Any  # uint32 (2,), low and high word: the lane's next chunk is its first from here on
+    origin: Any  # uint32 (2,), chunk from which lanes are dealt, not 0 after they were cut anew
+    era: Any  # uint32 (2,), chunk at which the set of active components last changed
+    carry: Any  # int32 (k,), units of 1 / W; (0,) above MAX_LISTED components
+    drawn: Any  # uint32 (k, 2), samples drawn before `chunk`; (0, 2) above MAX_LISTED components
+    ledger: Any  # uint32 (2,), digest of carry and drawn above MAX_LISTED components, else (0,)
+    ratios: Any  # uint32 (k, 2), tokens per byte in units of 2^-32, where a mixture rests on them
+    config: Any  # uint32 (c,), one digest for each thing that fixes the order
+
+    @property
+    def chunk_index(self) -> int:
+        """Global index of the chunk up to which this lane has read; its next one is not before."""
+        return from_words(self.chunk)
+
+    @property
+    def samples_drawn(self) -> np.ndarray:
+        """Samples of each component in the chunks before, of all lanes: int64 (k,).
+
+        Empty above MAX_LISTED components.
+        """
+        return from_words(self.drawn)
+
+
+def to_words(value: Any) -> np.ndarray:
+    """Splits integers in [0, 2^63) into low and high words: uint32 (..., 2)."""
+    value = np.array(value, dtype="<i8")
+    return value.reshape(*value.shape, 1).view("<u4").astype(np.uint32, copy=False)
+
+
+def from_words(words: Any) -> Any:
+    """Joins low and high words: an int for shape (2,), else int64 (...)."""
+    words = np.ascontiguousarray(words, dtype="<u4")
+    value = words.view("<i8")[..., 0]
+    return int(value) if words.ndim == 1 else value.astype(np.int64)
+
+
+def ledger_digest(carry: np.ndarray, drawn: np.ndarray) -> np.ndarray:
+    """Digest of a carry (k,) and counts (k,): uint32 (2,)."""
+    little = carry.astype("<i4").tobytes(), drawn.astype("<i8").tobytes()
+    return digest_words(2, *little)

@@ -1,0 +1,305 @@
+"""The stream of one lane as a Grain dataset."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax._process import DaemonThreads, PerProcess
+from zephon_jax.data.reader import Reader, default_reader
+from zephon_jax.pipelines.lane_lengths import number_of_sample, seek_sample
+from zephon_jax.sources.checks import check_lane
+from zephon_jax.sources.chunk import WorkChunk
+from zephon_jax.sources.codec import slot_check
+from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
+from zephon_jax.sources.stateful_lane import state_from_dict, state_to_dict
+from zephon_jax.sources.work_source import WorkSource, check_source
+
+__all__ = ["LaneIterDataset"]
+
+_THREADS = 4  # for all iterators of a process together
+_CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
+_LEAST_WINDOW = 1 << 18  # bytes
+_reading: weakref.WeakSet[_LaneIterator] = weakref.WeakSet()  # iterators that hold windows
+
+
+def _make_pool() -> DaemonThreads:
+    return DaemonThreads(_THREADS, "zephon_jax")
+
+
+_pool: PerProcess[DaemonThreads] = PerProcess(_make_pool)
+_under_way: PerProcess[weakref.WeakSet[Future[Any]]] = PerProcess(weakref.WeakSet)
+_SECONDS_AT_EXIT = 5.0
+
+
+@atexit.register
+def _wait_for_reads() -> None:
+    """No reader is at work as the interpreter goes, but one that hangs does not hold it up."""
+    wait([read for read in list(_under_way.get()) if not read.cancel()], _SECONDS_AT_EXIT)
+
+
+def _submit(read: Callable[[Any], Any], windows: Any) -> Future[Any]:
+    future = _pool.get().submit(read, windows)
+    _under_way.get().add(future)
+    return future
+
+
+class LaneIterDataset(grain.IterDataset):
+    """The stream of one lane: a `grain.IterDataset` whose state is a few hundred bytes of JSON.
+
+    Elements are those of `MixtureMapDataset`. Windows of a chunk are read ahead on a thread,
+    shard by shard, and delivered in reading order.
+
+    Args:
+      source: Any source.
+      lane: The lane, 0 <= lane < num_lanes.
+      num_lanes: Number of lanes, the same for the whole run.
+      read_config: How chunks are read; smooth weighted round robin by default.
+
+    Raises:
+      TypeError, ValueError: If the lane is not in [0, num_lanes).
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(100)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=10)
+      >>> lanes = [iter(zx.LaneIterDataset(source, lane, 2)) for lane in range(2)]
+      >>> sorted(e["data"] for lane in lanes for e in lane) == list(range(100))
+      True
+    """
+
+    def __init__(
+        self,
+        source: WorkSource,
+        lane: int = 0,
+        num_lanes: int = 1,
+        read_config: MixtureReadConfig | None = None,
+    ):
+        super().__init__()
+        check_source(source)
+        self.source = source
+        self.lane, self.num_lanes = check_lane(lane, num_lanes)
+        self.read_config = check_read_config(read_config)
+        self._slice = slice(0, None, 1)
+
+    def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
+        """Takes every n-th element, for worker processes that share the lane.
+
+        Raises:
+          ValueError: For sequential slices, which would put the stream into another order.
+        """
+        if sequential_slice:
+            raise ValueError(
+                "a lane is a stream and has no sequential slices; use mp_prefetch with"
+                " sequential_slice=False."
+            )
+        self._slice = slice(sl.start or 0, None, sl.step or 1)
+
+    def __str__(self) -> str:
+        return f"LaneIterDataset({self.source!r}, lane={self.lane}, num_lanes={self.num_lanes})"
+
+    def __iter__(self) -> _LaneIterator:
+        return _LaneIterator(self, self._slice)
+
+
+class _Window(NamedTuple):
+    """A run of elements that are read together."""
+
+    state: Any  # the source's state before the window's chunk
+    places: np.ndarray  # int64 (n,), slots in the chunk
+    component_ids: np.ndarray  # int32 (n,)
+    sample_ids: np.ndarray  # int64 (n, 3)
+    chunk: WorkChunk
+
+
+class _LaneIterator(grain.DatasetIterator):
+    """Delivers windows; its place is a chunk's state and a slot, whatever is read ahead."""
+
+    def __init__(self, dataset: LaneIterDataset, part: slice):
+        super().__init__()
+        self._dataset, self._part = dataset, part
+        self._lane = dataset.lane, dataset.num_lanes
+        self._ids = dict(dataset.source.component_ids())
+        self.limit: int | None = None  # the block of lanes before which it ends
+        self._go_to(dataset.source.init(*self._lane), part.start)
+
+    @property
+    def dataset(self) -> LaneIterDataset:
+        """The lane it goes through."""
+        return self._dataset
+
+    def _go_to(self, state: Any, slot: int) -> None:
+        """Stands before a slot of the chunk after a state; nothing is read yet."""
+        self._state = state
+        self._encoded: dict[str, Any] | None = None
+        self._windows: Iterator[_Window] | None = None
+        self._ahead: Future[tuple[_Window, list[Any]] | None] | None = None
+        self._elements: Iterator[tuple[Any, np.int32, np.ndarray]] = iter(())
+        self._slots: list[int] = [slot]  # of the window's elements, and the one after them
+        self._delivered = 0
+        self._process = os.getpid()  # Threads that read ahead do not run in a forked one.
+        self.chunk: WorkChunk | None = None  # of the last element that was delivered
+
+    def __next__(self) -> dict[str, Any]:
+        element = next(self._elements, None)
+        if element is None:
+            self._load()
+            element = next(self._elements)
+        self._delivered += 1
+        return {"data": element[0], "component_id": element[1], "sample_id": element[2]}
+
+    @property
+    def _slot(self) -> int:
+        """The slot of the next element."""
+        return self._slots[self._delivered]
+
+    def _load(self) -> None:
+        """Takes the window that was read ahead and starts on the one after it."""
+        loaded = self._look_ahead()
+        if loaded is None or (self.limit is not None and self._block(loaded[0]) >= self.limit):
+            raise StopIteration
+        window, records = loaded
+        if self._state is not window.state:
+            self._state, self._encoded = window.state, None
+        self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
+        places = window.places.tolist()
+        self._slots, self._delivered = [*places, places[-1] + self._part.step], 0
+        self.chunk = window.chunk
+        assert self._windows is not None
+        self._ahead = _submit(self._read, self._windows)
+
+    def _look_ahead(self) -> tuple[_Window, list[Any]] | None:
+        """The window after the one that is delivered, which stays ahead; None at the end."""
+        if self._process != os.getpid():
+            self._go_to(self._state, self._slot)
+        if self._windows is None:
+            self._windows = self._make_windows(self._state, self._slot)
+        if self._ahead is None:
+            self._ahead = _submit(self._read, self._windows)
+        try:
+            return self._ahead.result()
+        except BaseException:
+            # Stand where we stood, so that the next call tries the same window again.
+            self._go_to(self._state, self._slot)
+            raise
+
+    def _block(self, window: _Window) -> int:
+        """The block of lanes that a window's chunk is in; it grows by one a chunk of this lane."""
+        chunk = window.chunk
+        if chunk.chunk_index is None:
+            raise ValueError(
+                f"{type(self._dataset.source).__name__} does not number its chunks; give them a"
+                " chunk_index."
+            )
+        return (chunk.chunk_index - chunk.slot) // self._lane[1]
+
+    def next_block(self) -> int | None:
+        """The block of the next element's chunk, past any limit; None at the end.
+
+        To be asked where a window has been delivered to its end.
+        """
+        loaded = self._look_ahead()
+        return None if loaded is None else self._block(loaded[0])
+
+    def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
+        window = next(windows, None)
+        if window is None:
+            return None
+        source = self._dataset.source
+        return window, default_reader().read(source.datasets_by_id, window.sample_ids)
+
+    def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
+        reader, by_id = default_reader(), self._dataset.source.datasets_by_id
+        _reading.add(self)
+        for before, chunk, ordered in self._chunks_ahead(reader, state):
+            if slot < len(chunk):
+                component, ids = ordered
+                names = np.asarray([self._ids[name] for name in chunk.names], dtype=np.int32)
+                places = np.arange(slot, len(chunk), self._part.step)
+                ids, stamped = ids[places], names[component[places]]
+                # All lanes of the process keep to the setting together, each with the window it
+                # delivers and the one that is read ahead.
+                share = max(_LEAST_WINDOW, reader.window_bytes // (2 * len(_reading)))
+                for a, b in reader.windows(by_id, ids, share):
+                    yield _Window(before, places[a:b], stamped[a:b], ids[a:b], chunk)
+                slot = int(places[-1]) + self._part.step
+            slot -= len(chunk)
+
+    def _chunks_ahead(self, reader: Reader, state: Any) -> Iterator[tuple[Any, WorkChunk, Any]]:
+        """Chunks with their order; the shards of those to come are planned where that helps."""
+        source, config = self._dataset.source, self._dataset.read_config
+        plan = reader.needs_plan(source.datasets_by_id)
+        waiting: deque[tuple[Any, WorkChunk, Any]] = deque()
+        more, owner = True, object()
+        try:
+            while more or waiting:
+                while more and len(waiting) < (_CHUNKS_PLANNED if plan else 1):
+                    chunk, after = source.next_chunk(state)
+                    more = chunk is not None
+                    if chunk is not None:
+                        waiting.append((state, chunk, chunk.order(config)))
+                        state = after
+                if plan:
+                    shards = [_distinct_shards(ordered[1]) for _, _, ordered in waiting]
+                    upcoming = np.concatenate([np.zeros((0, 2), dtype=np.int64), *shards])
+                    reader.plan(source.datasets_by_id, upcoming, owner=owner)
+                if waiting:
+                    yield waiting.popleft()
+        finally:  # also when the iterator is dropped: its shards need no more protection
+            if plan:
+                reader.forget(owner)
+
+    def get_state(self) -> dict[str, Any]:
+        """The lane's place as plain JSON."""
+        if self._encoded is None:
+            self._encoded = state_to_dict(self._state)
+        check = slot_check(self._encoded["state"], self._slot)
+        return {**self._encoded, "slot": self._slot, "check": check}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes to a place that `get_state` described. On an error nothing has changed.
+
+        Raises:
+          ValueError: If it belongs to another lane, number of lanes or source.
+        """
+        decoded = state_from_dict(self._dataset.source, state, self._lane)
+        slot = state.get("slot")
+        check = state.get("check")
+        if type(slot) is not int or slot < 0 or check != slot_check(state["state"], slot):
+            raise ValueError(
+                f"not the state of a lane, or damaged: slot = {slot!r} does not fit its check."
+            )
+        self._go_to(decoded, slot)
+
+    def _set_next_index(self, index: int) -> None:
+        """Goes to an element by its number in the lane, by Grain's `set_next_index`."""
+        number = self._part.start + as_int(index, "index", 0) * self._part.step
+        self._go_to(*seek_sample(self._dataset.source, *self._lane, number))
+
+    def _get_next_index(self) -> int:
+        place = self._state, self._slot
+        number = number_of_sample(self._dataset.source, *self._lane, *place)
+        if number is None:
+            raise NotImplementedError(
+                f"{type(self._dataset.source).__name__} gives no chunk_spans(), so the number of"
+                " an element is not known."
+            )
+        return -(-(number - self._part.start) // self._part.step)
+
+    def __str__(self) -> str:
+        return f"LaneIterator({self._dataset})"
+
+
+def _distinct_shards(ids: np.ndarray) -> np.ndarray:
+    """Dataset and shard of samples, each pair once, in order of first use: int64 (n, 2)."""
+    _, first = np.unique(ids[:, 0] << 40 | ids[:, 1], return_index=True)
+    return ids[np.sort(first), :2]

@@ -1,0 +1,250 @@
+"""Reading orders: which component each slot of a chunk belongs to.
+
+The order of a chunk follows from its counts alone, and counts recur from chunk to chunk, so round
+robin orders are remembered. In NumPy the round robin costs as much for thirty chunks as for
+four, so a chunk that has to compute its own computes those of the lane's next chunks with it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax._process import PerProcess
+from zephon_jax.kernels import backend, lattice
+from zephon_jax.kernels.keys import make_key
+from zephon_jax.kernels.permutation import permute
+
+__all__ = ["MODES", "MixtureReadConfig", "Reading", "check_read_config", "read_order"]
+
+MODES = ("smooth_weighted_round_robin", "weighted_random", "lattice")
+_MAX_REMEMBERED = 1 << 22  # slots of round robin orders kept, 5 bytes each
+_MOST_AHEAD = 63  # chunks whose orders are computed with one,
+_MOST_SLOTS = 1 << 21  # up to so many slots in all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureReadConfig:
+    """How the samples of a chunk are put in line.
+
+    Fields:
+      mode: "smooth_weighted_round_robin" holds every prefix of a chunk to its mixture;
+        "weighted_random" deals the slots at random, counts exact, another order in each chunk;
+        "lattice" also holds every batch of one row a lane to the mixture, within 1.5 rows where
+        `chunk_size` is at least 64 times the number of lanes.
+      seed: For "weighted_random" and `shuffle_within_component`; the source's seed by default.
+      shuffle_within_component: Deal the samples of each component in a random order instead of
+        their stored one.
+      precompute: Keep the chunk's order once it is computed, 28 bytes a sample, instead of
+        computing it anew in each call of `order`.
+
+    Example:
+      >>> MixtureReadConfig(mode="lattice").mode
+      'lattice'
+    """
+
+    mode: str = "smooth_weighted_round_robin"
+    seed: int | None = None
+    shuffle_within_component: bool = False
+    precompute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be one of {MODES}; got {self.mode!r}.")
+        if self.seed is not None:
+            as_int(self.seed, "seed")
+        for name in ("shuffle_within_component", "precompute"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False; got {getattr(self, name)!r}.")
+
+
+_DEFAULT = MixtureReadConfig()  # one object, which compares fast
+
+
+class Reading(NamedTuple):
+    """A chunk's slots in reading order."""
+
+    component: np.ndarray  # int32 (C,), the component of each slot
+    source: np.ndarray  # int64 (C,), where its sample lies among the chunk's grouped samples
+
+
+class _Remembered:
+    """Round robin readings by counts, the oldest dropped first. Safe between threads.
+
+    Fields:
+      ahead: Chunks to come that are worth computing with one: fewer where many lanes share the
+        memory, so that what was computed ahead is still there when its chunk is read.
+    """
+
+    def __init__(self) -> None:
+        self.ahead = _MOST_AHEAD
+        self._lock = PerProcess(threading.RLock)
+        self._readings: OrderedDict[bytes, Reading] = OrderedDict()
+        self._unread: set[bytes] = set()
+        self._slots = 0
+
+    def get(self, counts: np.ndarray) -> Reading | None:
+        """The reading of a chunk that is about to be read."""
+        name = counts.tobytes()
+        with self._lock.get():
+            kept = self._readings.get(name)
+            if kept is None:
+                return None
+            self._readings.move_to_end(name)
+            if name in self._unread:
+                self._unread.remove(name)
+                self.ahead = min(self.ahead + 1, _MOST_AHEAD)
+        return Reading(kept.component.astype(np.int32), kept.source.astype(np.int64))
+
+    def __contains__(self, counts: np.ndarray) -> bool:
+        with self._lock.get():
+            return counts.tobytes() in self._readings
+
+    def put(self, counts: np.ndarray, reading: Reading, *, ahead: bool) -> None:
+        """Keeps a reading in narrow words, and lets the oldest ones go."""
+        name, narrow = counts.tobytes(), _narrow(counts.size)
+        kept = Reading(reading.component.astype(narrow), reading.source.astype(np.int32))
+        with self._lock.get():
+            if name not in self._readings:
+                self._readings[name] = kept
+                self._slots += kept.component.size
+                if ahead:
+                    self._unread.add(name)
+            while self._slots > _MAX_REMEMBERED and len(self._readings) > 1:
+                oldest, dropped = self._readings.popitem(last=False)
+                self._slots -= dropped.component.size
+                if oldest in self._unread:  # computed for nothing
+                    self._unread.remove(oldest)
+                    self.ahead = max(1, self.ahead // 2)
+
+
+_remembered = _Remembered()
+
+
+def _narrow(k: int) -> type:
+    return np.uint8 if k <= 1 << 8 else np.uint16 if k <= 1 << 16 else np.int32
+
+
+def _group(component: np.ndarray, k: int) -> np.ndarray:
+    """Where each slot's sample lies when samples are grouped by component: int64 (C,)."""
+    source = np.empty(component.size, dtype=np.int64)
+    # A stable sort of narrow integers is a radix sort.
+    order = np.argsort(component.astype(_narrow(k)), kind="stable")
+    source[order] = np.arange(component.size)
+    return source
+
+
+def _round_robin(
+    counts: np.ndarray, size: int, upcoming: Callable[[], np.ndarray] | None
+) -> Reading:
+    reading = _remembered.get(counts)
+    if reading is not None:
+        return reading
+    rows = counts[None]
+    if upcoming is not None:
+        most = min(_remembered.ahead, _MOST_SLOTS // max(1, size))
+        ahead = [row for row in upcoming()[:most] if row not in _remembered]
+        rows = np.unique(np.concatenate([rows, *(row[None] for row in ahead)]), axis=0)
+    for row, slots in zip(rows, backend.swrr_orders(rows, size), strict=True):
+        component = slots.astype(np.int32)
+        one = Reading(component, _group(component, counts.size))
+        mine = np.array_equal(row, counts)
+        _remembered.put(row, one, ahead=not mine)
+        if mine:
+            reading = one
+    assert reading is not None
+    return reading
+
+
+def _weighted_random(counts: np.ndarray, key: np.ndarray) -> Reading:
+    total = int(counts.sum())
+    place = permute(np.arange(total), total, key)
+    component = np.repeat(np.arange(counts.size, dtype=np.int32), counts)[place]
+    return Reading(component, _group(component, counts.size))
+
+
+def _shuffle_each(
+    reading: Reading, counts: np.ndarray, names: Sequence[str], seed: int, chunk_index: int
+) -> Reading:
+    """Permutes the samples of each component among the slots that it has."""
+    ends = np.cumsum(counts)
+    moved = np.empty(int(ends[-1]), dtype=np.int64)
+    for d in np.flatnonzero(counts).tolist():
+        begin, end = int(ends[d] - counts[d]), int(ends[d])
+        key = make_key(seed, "read", "within", chunk_index, names[d])
+        moved[begin:end] = begin + permute(np.arange(end - begin), end - begin, key)
+    return Reading(reading.component, moved[reading.source])
+
+
+def check_read_config(config: MixtureReadConfig | None) -> MixtureReadConfig:
+    """Returns a reading configuration, the default for None.
+
+    Raises:
+      TypeError: If it is something else.
+    """
+    if config is None:
+        return _DEFAULT
+    if not isinstance(config, MixtureReadConfig):
+        raise TypeError(
+            f"read_config must be a MixtureReadConfig; got {config!r}. For a mode alone, give"
+            " MixtureReadConfig(mode=...)."
+        )
+    return config
+
+
+def read_order(
+    counts: np.ndarray,
+    config: MixtureReadConfig,
+    *,
+    names: Sequence[str],
+    seed: int | None,
+    chunk_index: int,
+    slot: int,
+    num_lanes: int,
+    size: int,
+    upcoming: Callable[[], np.ndarray] | None = None,
+) -> Reading:
+    """Returns a chunk's reading order.
+
+    Args:
+      counts: int32 (k,), samples of each component.
+      config: How to read.
+      names: Component names, folded into what is random.
+      seed: The source's seed, which the configuration's own overrides.
+      chunk_index: Global chunk index, folded into what is random.
+      slot: The chunk's slot in its block of lanes, for the lattice.
+      num_lanes: Lanes, for the lattice.
+      size: The size of a whole chunk, so that short ones need no kernel of their own.
+      upcoming: Gives counts (n, k) of chunks that will be read soon.
+
+    Raises:
+      ValueError: If the mode needs a seed and there is none.
+    """
+    random = config.mode == "weighted_random" or config.shuffle_within_component
+    seed = config.seed if config.seed is not None else seed
+    if random and seed is None:
+        raise ValueError(
+            f"mode={config.mode!r} with shuffle_within_component="
+            f"{config.shuffle_within_component} needs a seed, and neither the chunk nor the"
+            " MixtureReadConfig has one. Give MixtureReadConfig(seed=...)."
+        )
+    if not counts.any():
+        return Reading(np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
+    if config.mode == "lattice":
+        component = lattice.order(counts, slot, num_lanes)
+        reading = Reading(component, _group(component, counts.size))
+    elif config.mode == "weighted_random":
+        assert seed is not None
+        reading = _weighted_random(counts, make_key(seed, "read", "slots", chunk_index))
+    else:
+        reading = _round_robin(counts, size, upcoming)
+    if config.shuffle_within_component:
+        assert seed is not None
+        reading = _shuffle_each(reading, counts, names, seed, chunk_index)
+    return reading

@@ -1,0 +1,355 @@
+"""The contract of a source, and what every source gets from it.
+
+A source is a pair of pure functions: `init` gives a state, `next_chunk` takes one and returns a
+chunk and the next state. States are immutable, so any of them can be kept, sent or gone back to.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from zephon_jax._arrays import as_int
+from zephon_jax.sources.checks import (
+    ChunkSpan,
+    check_lane,
+    checked_init,
+    checked_next,
+    first_states,
+    lane_of,
+    never_ends,
+)
+from zephon_jax.sources.chunk import SampleId, WorkChunk
+from zephon_jax.sources.codec import open_fields
+from zephon_jax.sources.find_sample import Place, as_list, check_sample_id, search
+from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
+from zephon_jax.sources.stateful_lane import StatefulLane, decode
+
+__all__ = ["WorkSource", "check_source", "decode_state", "restore"]
+
+
+def check_source(source: Any) -> None:
+    """Checks that something is a source.
+
+    Raises:
+      TypeError: If it is not.
+    """
+    if not isinstance(source, WorkSource):
+        raise TypeError(f"source must be a zx.WorkSource; got {source!r}.")
+
+
+class WorkSource(abc.ABC):
+    """Base class of all sources. Subclass it to write your own.
+
+    Give `init`, `next_chunk`, `component_ids` and, to read, `datasets_by_id`. States are
+    NamedTuples with the fields `lane` and `num_lanes`, and leaves that are ints, strings or
+    integer arrays whose structure, shapes and dtypes never change. The base puts checks around
+    both functions: `init` sees valid lanes only, and a chunk that holds an undeclared component
+    raises.
+
+    Example:
+      >>> from typing import NamedTuple
+      >>> import zephon_jax as zx
+      >>> class CountState(NamedTuple):
+      ...     lane: int
+      ...     num_lanes: int
+      ...     step: int
+      >>> class CountSource(zx.WorkSource):
+      ...     def init(self, lane=0, num_lanes=1):
+      ...         return CountState(lane, num_lanes, 0)
+      ...     def next_chunk(self, state):
+      ...         g = state.step * state.num_lanes + state.lane
+      ...         chunk = zx.WorkChunk({"numbers": [(0, 0, g)]}, chunk_index=g)
+      ...         return chunk, state._replace(step=state.step + 1)
+      ...     def component_ids(self):
+      ...         return {"numbers": 0}
+      >>> source = CountSource()
+      >>> chunk, state = source.next_chunk(source.init(lane=1, num_lanes=4))
+      >>> list(chunk)
+      [(SampleId(dataset_id=0, shard_id=0, sample_index=1), 'numbers')]
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "init" in vars(cls):
+            cls.init = checked_init(vars(cls)["init"])
+        if "next_chunk" in vars(cls):
+            cls.next_chunk = checked_next(vars(cls)["next_chunk"])
+
+    #: The seed that decides the order, None where there is none or only the chunks know it.
+    seed: int | None = None
+
+    @abc.abstractmethod
+    def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
+        """Returns the state before a lane's first chunk."""
+
+    @abc.abstractmethod
+    def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
+        """Returns the lane's next chunk and the state after it.
+
+        At the end the chunk is None and the state is the one that was given, for ever. The state
+        that is passed in is never changed.
+        """
+
+    @abc.abstractmethod
+    def component_ids(self) -> Mapping[str, int]:
+        """A unique id, not negative, for each component that any chunk may hold."""
+
+    @property
+    def datasets_by_id(self) -> Mapping[int, Any]:
+        """The datasets that sample ids refer to, by dataset id; reading needs them."""
+        return {}
+
+    @property
+    def requires_token_priming(self) -> bool:
+        """True when the source has to measure its data before use."""
+        return False
+
+    def prime(self, **settings: Any) -> WorkSource:
+        """Returns a source that has measured its data: itself, where there is nothing to measure.
+
+        Args:
+          **settings: How to go about it; sources say what they take.
+        """
+        return self
+
+    def primed_for(self, fields: list[Any]) -> WorkSource:
+        """Returns a source that has measured nothing and takes what it needs from a saved state.
+
+        Args:
+          fields: The state's fields as they are encoded.
+        """
+        return self
+
+    def check_encoded(self, fields: list[Any]) -> None:  # noqa: B027
+        """Checks an encoded state's fields before they are decoded by this source's structure.
+
+        Raises:
+          ValueError: If they say that the state belongs to another source.
+        """
+
+    def chunk_size_hint(self) -> int | None:
+        """Samples in a whole chunk, or None where they vary."""
+        return None
+
+    def chunk_spans(self) -> tuple[ChunkSpan, ...] | None:
+        """All chunks of the run, without drawing them; None where the source cannot say.
+
+        With `lanes_of_chunks` it tells how many samples each lane gives, and where each is.
+        """
+        return None
+
+    def lanes_of_chunks(self, chunk_index: np.ndarray, num_lanes: int) -> np.ndarray | None:
+        """The lane that gets each of these chunks: int64 (n,); None where the source cannot say.
+
+        Each lane gets one chunk of every num_lanes in a row, counted from the first of the run.
+        """
+        return None
+
+    def check_chunk(self, chunk: WorkChunk) -> None:
+        """Checks that a chunk holds declared components only.
+
+        Raises:
+          TypeError: If it is not a `WorkChunk`.
+          ValueError: If it holds a component that `component_ids` does not name.
+        """
+        if not isinstance(chunk, WorkChunk):
+            raise TypeError(f"next_chunk must return a WorkChunk or None; got {chunk!r}.")
+        declared = self.component_ids()
+        numbers = list(declared.values())
+        if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
+            raise ValueError(
+                f"{type(self).__name__}.component_ids() must give unique ids that are not"
+                f" negative; got {dict(declared)}."
+            )
+        unknown = [name for name in chunk.names if name not in declared]
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__}.next_chunk gave samples of undeclared components"
+                f" {unknown}; component_ids() names {list(declared)}. Declare them all from the"
+                " start."
+            )
+
+    def check_state(self, state: Any) -> None:
+        """Checks a decoded state; sources that know more than its structure extend this.
+
+        Raises:
+          ValueError: If the state does not belong to this source.
+        """
+        check_lane(*lane_of(state))
+
+    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> Any:
+        """Returns the state whose next chunk is this lane's first at or after `chunk_index`.
+
+        This default replays from the start. A chunk without a `chunk_index` of its own counts as
+        dealt in turn: a lane's n-th chunk is number n * num_lanes + lane.
+        """
+        chunk_index = as_int(chunk_index, "chunk_index", 0)
+        state = self.init(lane, num_lanes)
+        dealt = lane
+        while True:
+            chunk, after = self.next_chunk(state)
+            if chunk is None:
+                return state
+            here = dealt if chunk.chunk_index is None else chunk.chunk_index
+            if here >= chunk_index:
+                return state
+            state, dealt = after, dealt + num_lanes
+
+    def supports_indexing(self) -> bool:
+        """True when `source[i]`, `sample_id_at` and `len` work."""
+        return False
+
+    def _no_indexing(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{type(self).__name__} does not support indexing: it has no len() and no samples by"
+            " index. Go through it with init and next_chunk."
+        )
+
+    def __len__(self) -> int:
+        raise self._no_indexing()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def sample_ids_at(self, indices: Any, *, epoch: int = 0, read_config: Any = None) -> np.ndarray:
+        """Sample ids (n, 3) by index in the run, where the source supports indexing."""
+        raise self._no_indexing()
+
+    def sample_id_at(self, index: int) -> SampleId:
+        """The sample id at one index in the run, where the source supports indexing."""
+        index = as_int(index, "index")
+        return SampleId(*self.sample_ids_at(np.asarray([index]))[0].tolist())
+
+    def __getitem__(self, index: int) -> SampleId:
+        return self.sample_id_at(index)
+
+    def locate(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        origin: int = 0,
+        read_config: MixtureReadConfig | None = None,
+    ) -> list[Place]:
+        """Returns every time that the run holds a sample, in the order of its chunks.
+
+        What did the model see before that loss spike, and when did it see this document?
+
+        Args:
+          sample_id: (dataset_id, shard_id, sample_index).
+          num_lanes: Lanes of the run.
+          up_to_chunk: The first chunk that is not looked at, of all lanes together; by default the
+            whole run is, which must then end.
+          origin: Where a run was cut anew: the chunk from which on there are so many lanes, as its
+            states carry it. Chunks before it, which went to other lanes, are not looked at.
+          read_config: How chunks are read; smooth weighted round robin by default.
+
+        Returns:
+          A list of `Place`: pass number, chunk, lane, lane step and slot.
+
+        Raises:
+          TypeError, ValueError: If there is no such sample, an argument is not allowed, or there
+            are more than 2^22 places: `places_of` goes through any number, of endless runs too.
+        """
+        if up_to_chunk is None and never_ends(self):
+            raise ValueError(
+                f"{self!r} never ends: say how far to look with up_to_chunk=, or go through its"
+                " places one by one with places_of."
+            )
+        places = self.places_of(
+            sample_id, num_lanes, up_to_chunk, origin=origin, read_config=read_config
+        )
+        return as_list(places, "Lower up_to_chunk, or go through them with places_of.")
+
+    def places_of(
+        self,
+        sample_id: Any,
+        num_lanes: int = 1,
+        up_to_chunk: int | None = None,
+        *,
+        origin: int = 0,
+        read_config: MixtureReadConfig | None = None,
+    ) -> Iterator[Place]:
+        """Goes through the times that the run holds a sample, one after another.
+
+        Takes the arguments of `locate`. This default goes through all chunks, and cannot be cut
+        anew; mixtures compute the places. In an endless run there may be no end of them.
+        """
+        found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        if as_int(origin, "origin", 0):
+            raise ValueError(
+                f"{type(self).__name__} is not cut anew in mid-run: origin must be 0; got {origin}."
+            )
+        config = check_read_config(read_config)
+        states = first_states(self, num_lanes)
+        return search(self.next_chunk, states, found, up_to_chunk, config)
+
+    def _wanted(
+        self, sample_id: Any, num_lanes: Any, up_to_chunk: Any
+    ) -> tuple[SampleId, int, int | None]:
+        """Checks what `places_of` is asked for."""
+        found = check_sample_id(sample_id, self.datasets_by_id)
+        stop = None if up_to_chunk is None else as_int(up_to_chunk, "up_to_chunk", 0)
+        return found, check_lane(0, num_lanes)[1], stop
+
+    def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> StatefulLane:
+        """Returns a small mutable object bound to one lane, for code that expects one."""
+        return StatefulLane(self, lane_id, canonical_replicas)
+
+
+def decode_state(source: WorkSource, data: bytes) -> Any:
+    """Decodes a state and checks that it belongs to this source.
+
+    Args:
+      source: The source that the state is for.
+      data: What `encode_state` returned.
+
+    Returns:
+      A state equal to the one that was encoded.
+
+    Raises:
+      TypeError: If `data` is not bytes.
+      ValueError: If the bytes are cut, changed or foreign, or the state belongs to a source with
+        other data or settings, naming what differs.
+    """
+    check_source(source)
+    return decode(source, data)
+
+
+def restore(source: WorkSource, data: bytes) -> tuple[WorkSource, Any]:
+    """Decodes a state, for a source that may not have been primed yet.
+
+    An unprimed source takes the measured ratios that were saved with the state: nothing is
+    measured again, and the order goes on as it was.
+
+    Args:
+      source: The source that the state is for, primed or not.
+      data: What `encode_state` returned.
+
+    Returns:
+      The source to go on with, and the state.
+
+    Raises:
+      TypeError: If `data` is not bytes.
+      ValueError: If the state does not belong to the source, naming what differs, or holds no
+        ratios that it could take.
+
+    Example:
+      >>> import zephon_jax as zx
+      >>> toy = zx.Dataset.from_source("toy", ["a", "b c", "d e f"] * 50)
+      >>> tokens = zx.TokenEstimation(str.split)
+      >>> fresh = zx.StaticMixtureWorkSource([toy], {"toy": 1}, 10, token_estimation=tokens)
+      >>> data = zx.encode_state(fresh.prime().seek(3))
+      >>> source, state = zx.restore(fresh, data)
+      >>> source.next_chunk(state)[0].chunk_index
+      3
+    """
+    check_source(source)
+    if source.requires_token_priming:
+        source = source.primed_for(open_fields(data)[1])
+    return source, decode_state(source, data)
