@@ -10,7 +10,9 @@ import difflib
 import os
 import re
 import reprlib
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,8 +21,7 @@ from typing import Any
 from zephon_jax._arrays import as_int
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.token_estimation import TokenEstimation
-from zephon_jax.mixture.config_parse import parse
-from zephon_jax.mixture.config_schema import NUMBER
+from zephon_jax.mixture.config_schema import DATASET, NUMBER, READ, RUN, TOKENS, TOP, Schema
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.read_order import MixtureReadConfig
 
@@ -28,18 +29,13 @@ __all__ = ["SUFFIXES", "RunConfig", "load_config", "read_config_file"]
 
 SUFFIXES = (".yaml", ".yml", ".toml")
 
-_SETTINGS = (
-    "chunk_size", "seed", "shuffle_shards", "shuffle_within_shard", "shuffle_block_size",
-    "exhausted_policy", "reshuffle_on_repeat", "max_repeats", "stop_after_passes",
-    "lane_assignment", "allocation",
-)  # fmt: skip
-_TOP = ("datasets", "mixture", *_SETTINGS, "token_estimation", "run")
-_DATASET = ("path", "format", "columns", "storage_options", "counts", "num_bytes")
-_RUN = ("num_lanes", "num_chunks", "read")
-_READ = ("mode", "seed", "shuffle_within_component")
-_TOKENS = ("ratios", "shard_totals", "tokenizer_name")
-_MOST_EXPONENT = 300
-_MOST_DIGITS = 4000
+_APART = ("datasets", "token_estimation", "run")  # keys that are no argument as they stand
+_MERGE = "tag:yaml.org,2002:merge"  # the key `<<`
+_MOST_DIGITS = 4000  # characters of a number: what Python reads without a limit of its own
+_MOST_KEYS = 1_000_000  # keys that merges may bring in: a file of kilobytes can ask for 10^9
+
+Entry = dict[str, Any]
+"""A mapping of the file, its values not checked yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,27 +124,79 @@ def read_config_file(path: str | os.PathLike[str]) -> RunConfig:
     except FileNotFoundError:
         raise FileNotFoundError(f"there is no configuration file {path}.") from None
     try:
-        return _checked(path, parse(path, text))
+        return _checked(path, _parse(path, text))
+    except RecursionError:
+        raise ValueError(f"{path}: it is nested too deeply to be a configuration.") from None
     except (TypeError, ValueError) as error:
         raise type(error)(f"{path}: {error}") from error
 
 
-def _checked(path: Path, raw: Any) -> RunConfig:
-    top = _mapping(raw, "the file", _TOP)
+def _parse(path: Path, text: str) -> object:
+    """What a text says, in mappings, lists and values."""
+    if path.suffix.lower() == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ValueError(f"not TOML: {error}") from None
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(
+            f'{path} is YAML, and PyYAML is not installed: pip install "zephon-jax[cli]", or write'
+            " the file as TOML."
+        ) from error
+
+    class Loader(yaml.SafeLoader):
+        """Refuses a key that is written twice, and merges that grow without end."""
+
+        num_keys = 0  # brought in by merges so far
+
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            keys = Counter((key.tag, str(key.value)) for key, _ in node.value)
+            for (_, key), times in keys.items():
+                if times > 1:
+                    line = node.start_mark.line + 1
+                    raise ValueError(
+                        f"the key {key!r} is there twice in the mapping at line {line}."
+                    )
+            return node
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            # As the standard says: versions of PyYAML differ in which mapping of a list wins.
+            pairs = [pair for pair in node.value if pair[0].tag != _MERGE]
+            for value in (value for key, value in node.value if key.tag == _MERGE):
+                for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if not isinstance(one, yaml.MappingNode):
+                        line = one.start_mark.line + 1
+                        raise ValueError(f"'<<' at line {line} must bring in mappings.")
+                    self.flatten_mapping(one)
+                    self.num_keys += len(one.value)
+                    if self.num_keys > _MOST_KEYS:
+                        raise ValueError(f"'<<' brings in more than {_MOST_KEYS:,} keys in all.")
+                    pairs = one.value + pairs
+            # Each key once, or merges of merges grow: its first place, and its last value.
+            node.value = list({(pair[0].tag, str(pair[0].value)): pair for pair in pairs}.values())
+
+    try:
+        return yaml.load(text, Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+def _checked(path: Path, raw: object) -> RunConfig:
+    top = _mapping(raw, "the file", TOP)
     for key in ("datasets", "mixture"):
         if key not in top:
             raise ValueError(f"the key {key!r} is missing; got {list(top)}.")
     datasets = _mapping(top["datasets"], "datasets")
     if not datasets:
         raise ValueError("datasets must name at least one dataset.")
-    settings = {key: top[key] for key in _SETTINGS if key in top}
-    settings["mixture"] = {
-        name: _number(weight, f"mixture.{name}")
-        for name, weight in _mapping(top["mixture"], "mixture").items()
-    }
+    settings = {key: value for key, value in top.items() if key not in _APART}
+    settings["mixture"] = _numbers(top["mixture"], "mixture")
     if top.get("token_estimation") is not None:
         settings["token_estimation"] = _tokens(top["token_estimation"])
-    run = _mapping(top.get("run", {}), "run", _RUN)
+    run = _mapping(top.get("run", {}), "run", RUN)
     chunks, read = run.get("num_chunks"), run.get("read")
     return RunConfig(
         path=path,
@@ -156,11 +204,11 @@ def _checked(path: Path, raw: Any) -> RunConfig:
         settings=settings,
         num_lanes=as_int(run.get("num_lanes", 1), "run.num_lanes", 1),
         num_chunks=None if chunks is None else as_int(chunks, "run.num_chunks", 0),
-        read=None if read is None else MixtureReadConfig(**_mapping(read, "run.read", _READ)),
+        read=None if read is None else MixtureReadConfig(**_mapping(read, "run.read", READ)),
     )
 
 
-def _mapping(raw: Any, where: str, known: Sequence[str] | None = None) -> dict[str, Any]:
+def _mapping(raw: object, where: str, known: Schema | None = None) -> Entry:
     """A mapping by string whose keys are all known."""
     if not isinstance(raw, Mapping):
         what = "empty" if raw is None else reprlib.repr(raw)
@@ -175,7 +223,12 @@ def _mapping(raw: Any, where: str, known: Sequence[str] | None = None) -> dict[s
     return dict(raw)
 
 
-def _number(value: Any, where: str) -> Any:
+def _numbers(raw: object, where: str) -> dict[str, object]:
+    """Numbers by name."""
+    return {name: _number(one, f"{where}.{name}") for name, one in _mapping(raw, where).items()}
+
+
+def _number(value: object, where: str) -> object:
     """A number; text is taken as the one that it spells, such as 1/3 or 1e-3."""
     if not isinstance(value, str):
         return value
@@ -183,61 +236,52 @@ def _number(value: Any, where: str) -> Any:
     if len(value) <= _MOST_DIGITS and re.search(NUMBER, value, re.ASCII):
         return Fraction(value)
     raise ValueError(
-        f"{where} must be a number or a fraction such as '1/3', with an exponent between"
-        f" -{_MOST_EXPONENT} and {_MOST_EXPONENT}; got {reprlib.repr(value)}."
+        f"{where} must be a number or a fraction such as '1/3', with an exponent between -300 and"
+        f" 300; got {reprlib.repr(value)}."
     )
 
 
-def _tokens(raw: Any) -> TokenEstimation:
-    entry = _mapping(raw, "token_estimation", _TOKENS)
-    kinds = [kind for kind in ("ratios", "shard_totals") if kind in entry]
-    if len(kinds) != 1:
+def _tokens(raw: object) -> TokenEstimation:
+    entry = _mapping(raw, "token_estimation", TOKENS)
+    name = entry.pop("tokenizer_name", None)
+    if len(entry) != 1:
         raise ValueError(
             "token_estimation must give either 'ratios', tokens per byte by dataset, or"
             f" 'shard_totals', tokens of each shard by dataset; got {list(entry)}. A file cannot"
             " name a tokenizer, since reading one runs no code: prime the source in Python, and"
             " write down the ratios that it measured."
         )
-    where = f"token_estimation.{kinds[0]}"
-    known = _mapping(entry[kinds[0]], where)
-    name = entry.get("tokenizer_name")
-    if kinds == ["shard_totals"]:
-        return TokenEstimation.from_shard_totals(known, tokenizer_name=name)
-    ratios = {dataset: _number(ratio, f"{where}.{dataset}") for dataset, ratio in known.items()}
-    return TokenEstimation.from_ratios(ratios, tokenizer_name=name)
+    if "ratios" in entry:
+        ratios = _numbers(entry["ratios"], "token_estimation.ratios")
+        return TokenEstimation.from_ratios(ratios, tokenizer_name=name)
+    totals = _mapping(entry["shard_totals"], "token_estimation.shard_totals")
+    return TokenEstimation.from_shard_totals(totals, tokenizer_name=name)
 
 
-def _entry(folder: Path, name: str, raw: Any) -> dict[str, Any]:
+def _entry(folder: Path, name: str, raw: object) -> Entry:
     """One dataset's arguments: a path alone, or a mapping."""
-    if isinstance(raw, (str, list)):
-        raw = {"path": raw}
-    entry = _mapping(raw, f"datasets.{name}", _DATASET)
-    if "path" not in entry and "counts" not in entry:
-        raise ValueError(
-            f"datasets.{name} needs a 'path', or 'counts' to simulate without data; got"
-            f" {list(entry)}."
-        )
-    if "path" in entry:
-        if "num_bytes" in entry:
-            raise ValueError(f"datasets.{name}: 'num_bytes' goes with 'counts', not with 'path'.")
-        paths = entry["path"] if isinstance(entry["path"], list) else [entry["path"]]
-        if not paths or not all(isinstance(one, str) for one in paths):
-            raise TypeError(
-                f"datasets.{name}.path must be text or a list of texts; got {entry['path']!r}."
-            )
-        if "" in paths:
+    where = f"datasets.{name}"
+    entry = _mapping({"path": raw} if isinstance(raw, (str, list)) else raw, where, DATASET)
+    if "path" not in entry:
+        if "counts" not in entry:
             raise ValueError(
-                f"datasets.{name}.path is empty; for the configuration's own folder write '.'."
+                f"{where} needs a 'path', or 'counts' to simulate without data; got {list(entry)}."
             )
-        if entry.get("storage_options") is not None:
-            entry["storage_options"] = _mapping(
-                entry["storage_options"], f"datasets.{name}.storage_options"
-            )
-        placed = [_placed(folder, one) for one in paths]
-        entry["path"] = placed if isinstance(entry["path"], list) else placed[0]
-    elif extra := [key for key in entry if key not in ("counts", "num_bytes")]:
-        raise ValueError(f"datasets.{name}: {extra} need a 'path' to data.")
-    return entry
+        if extra := [key for key in entry if key not in ("counts", "num_bytes")]:
+            raise ValueError(f"{where}: {extra} need a 'path' to data.")
+        return entry
+    if "num_bytes" in entry:
+        raise ValueError(f"{where}: 'num_bytes' goes with 'counts', not with 'path'.")
+    path = entry["path"]
+    paths = path if isinstance(path, list) else [path]
+    if not paths or not all(isinstance(one, str) for one in paths):
+        raise TypeError(f"{where}.path must be text or a list of texts; got {path!r}.")
+    if "" in paths:
+        raise ValueError(f"{where}.path is empty; for the configuration's own folder write '.'.")
+    if entry.get("storage_options") is not None:
+        entry["storage_options"] = _mapping(entry["storage_options"], f"{where}.storage_options")
+    placed = [_placed(folder, one) for one in paths]
+    return {**entry, "path": placed if isinstance(path, list) else placed[0]}
 
 
 def _placed(folder: Path, path: str) -> str:
