@@ -13,7 +13,7 @@ import numpy as np
 from zephon_jax._arrays import as_int
 from zephon_jax._text import counted
 from zephon_jax.analysis.chunk_counts import stretches
-from zephon_jax.mixture.lane_states import differences
+from zephon_jax.mixture.fingerprint import differences
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.checks import check_lane
 from zephon_jax.sources.chunk import WorkChunk

@@ -11,7 +11,7 @@ import numpy as np
 
 from zephon_jax._text import counted, some
 from zephon_jax.analysis.saved_states import SavedState, check_saved_lane, read_states
-from zephon_jax.mixture.settings import CONFIG_THINGS
+from zephon_jax.mixture.fingerprint import differing, named_digests
 from zephon_jax.mixture.state import MixtureState, from_words
 from zephon_jax.sources.codec import open_fields
 
@@ -29,16 +29,14 @@ class LaneState(NamedTuple):
     slot: int  # samples read of that chunk
     origin: int  # chunk from which on there are so many lanes
     drawn: tuple[int, ...]  # samples of each component before `chunk`, of all lanes
-    digests: tuple[int, ...]  # of each thing in CONFIG_THINGS
+    digests: tuple[tuple[str, int], ...]  # of what fixes the order, by name
     num_bytes: int  # encoded
     checksum: str  # of the encoded state: states that have the same are equal
 
     @property
     def settings(self) -> dict[str, int]:
-        """Digests by what they stand for; empty where they are of another version."""
-        if len(self.digests) != len(CONFIG_THINGS):
-            return {}
-        return dict(zip(CONFIG_THINGS, self.digests, strict=True))
+        """Digests by what they are of. A setting without one has its default value."""
+        return dict(self.digests)
 
 
 class Inspected(NamedTuple):
@@ -184,22 +182,13 @@ def _other_settings(
 ) -> tuple[tuple[str, ...], list[str]]:
     """The settings in which the lanes of two runs differ, and in words for which lanes."""
     by_things: dict[tuple[str, ...], list[int]] = {}
-    unknown = []
     for n, (one, other) in pairs.items():
-        if not (one.settings and other.settings):
-            unknown.append(n)
-        elif one.digests != other.digests:
-            things = tuple(t for t, digest in one.settings.items() if digest != other.settings[t])
+        if things := tuple(differing(one.settings, other.settings)):
             by_things.setdefault(things, []).append(n)
     notes = []
     for things, lanes in by_things.items():
         whose = "" if len(lanes) == len(pairs) else f"{_named(lanes)}: "
         notes.append(f"{whose}the states are of runs with other {', '.join(things)}")
-    if unknown:
-        notes.append(
-            f"{_named(unknown)}: the states are of another version: whether the runs have the same"
-            " settings is not known"
-        )
     return tuple(dict.fromkeys(t for things in by_things for t in things)), notes
 
 
@@ -237,7 +226,7 @@ def _lane(saved: SavedState) -> LaneState | str:
         slot=saved.slot,
         origin=from_words(words["origin"]),
         drawn=tuple(drawn.tolist()),
-        digests=tuple(words["config"].tolist()),
+        digests=tuple(named_digests(words["config"]).items()),
         num_bytes=len(saved.data),
         checksum=hashlib.blake2b(saved.data, digest_size=8).hexdigest(),
     )

@@ -13,11 +13,19 @@ from zephon_jax._process import PerProcess
 from zephon_jax.data.token_estimation import RATIO_UNIT
 from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.fingerprint import differences
 from zephon_jax.mixture.positions import MAX_SAMPLES, Position
-from zephon_jax.mixture.settings import CONFIG_THINGS, Knobs
-from zephon_jax.mixture.state import MAX_LISTED, MixtureState, from_words, ledger_digest, to_words
+from zephon_jax.mixture.settings import Knobs
+from zephon_jax.mixture.state import (
+    MAX_LISTED,
+    MAX_LISTED_VIRTUAL,
+    MixtureState,
+    from_words,
+    ledger_digest,
+    to_words,
+)
 
-__all__ = ["LaneStates", "differences", "ratios_of_fields"]
+__all__ = ["LaneStates", "ratios_of_fields"]
 
 _PAGE = 64  # blocks whose place in the lanes is looked up at once
 _KEPT_COMPONENTS = 1 << 16  # components of positions remembered, over all of them
@@ -31,13 +39,6 @@ def _lane_page(
     """The lane's chunks in _PAGE consecutive blocks: one call costs as much as one chunk's."""
     steps = np.arange(page * _PAGE, (page + 1) * _PAGE)
     return lanes.chunk_of_lane(steps, lane, num_lanes, seed, assignment, origin=origin).tolist()
-
-
-def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
-    """What differs between two configurations by their digests, uint32 (c,) each."""
-    return [
-        thing for thing, a, b in zip(CONFIG_THINGS, mine, other, strict=True) if int(a) != int(b)
-    ]
 
 
 def _words(fields: list[Any], name: str) -> np.ndarray:
@@ -66,19 +67,17 @@ def ratios_of_fields(fields: list[Any], mine: np.ndarray, num_datasets: int) -> 
 
     Args:
       fields: The state's fields as they are encoded.
-      mine: Digests of the source's settings, uint32 (c,).
+      mine: The source's fingerprint, uint32 (c, 3).
       num_datasets: Datasets of the source.
 
     Raises:
       ValueError: If it holds none for these datasets, or belongs to a source with other settings,
         naming them.
     """
-    config, words = _words(fields, "config"), _ratio_words(fields)
-    if config.size == mine.size:
-        differs = [thing for thing in differences(mine, config) if thing != "token_estimation"]
-        if differs:
-            raise _of_another(differs)
-    ratios = from_words(words).tolist()
+    differs = differences(mine, _words(fields, "config"))
+    if differs := [name for name in differs if name != "token_estimation"]:
+        raise _of_another(differs)
+    ratios = from_words(_ratio_words(fields)).tolist()
     if len(ratios) != num_datasets or min(ratios, default=0) < 1:
         raise ValueError(
             "the state holds no token ratios for these datasets: it was saved without"
@@ -94,7 +93,7 @@ class LaneStates:
     Args:
       eras: Positions of the run.
       knobs: The settings of the source.
-      config: Their digests, uint32 (c,).
+      config: The source's fingerprint, uint32 (c, 3).
       ratios: Tokens per byte of each dataset, int64 (k,) in units of 1 / RATIO_UNIT; (0,) where
         tokens do not matter, where they are known by shard, or above MAX_LISTED datasets.
     """
@@ -103,8 +102,9 @@ class LaneStates:
         self._eras, self._knobs, self._config = eras, knobs, config
         self._ratios = to_words(ratios)
         k = len(knobs.names)
-        listed = k <= MAX_LISTED
-        none = k if listed and eras.rules.costs is None else 0
+        virtual = eras.rules.costs is not None
+        self._listed = listed = k <= (MAX_LISTED_VIRTUAL if virtual else MAX_LISTED)
+        none = k if listed and not virtual else 0
         # What each field of a state looks like.
         self._shapes = MixtureState(
             lane=(), num_lanes=(), lag=(), chunk=(2,), origin=(2,), era=(2,), carry=(none,),
@@ -139,7 +139,7 @@ class LaneStates:
     def state(self, position: Position, lane: int, num_lanes: int, origin: int) -> MixtureState:
         """The state of a lane that has read up to a position."""
         self._remember(position)
-        listed = len(self._knobs.names) <= MAX_LISTED
+        listed = self._listed
         none = np.zeros((0, 2), dtype=np.uint32)
         lag = self._lag(position.chunk_index, lane, num_lanes, origin)
         state = MixtureState(
@@ -201,20 +201,17 @@ class LaneStates:
         Raises:
           ValueError: Naming each thing that differs.
         """
-        config = _words(fields, "config")
-        if config.size == self._config.size:
-            self.check_config(config, _ratio_words(fields))
+        self.check_config(_words(fields, "config"), _ratio_words(fields))
 
     def check_config(self, config: np.ndarray, ratios: np.ndarray) -> None:
-        """Checks the digests (c,) and the ratios (n, 2) of a state.
+        """Checks the fingerprint (c, 3) and the ratios (n, 2) of a state.
 
         Raises:
           ValueError: Naming each thing that differs.
         """
-        if config.shape != self._config.shape or np.array_equal(config, self._config):
-            return  # another shape is refused with the form of the state
-        differs = differences(self._config, config)
-        shown = ""
+        differs, shown = differences(self._config, config), ""
+        if not differs:
+            return
         if "token_estimation" in differs and "dataset names" not in differs:
             shown = self._other_tokens(ratios)
         raise _of_another(differs, shown)

@@ -11,10 +11,11 @@ import numpy as np
 from zephon_jax.data.token_estimation import TokenEstimation, shard_costs
 from zephon_jax.mixture.chunk_samples import ChunkIds
 from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
 from zephon_jax.mixture.lane_states import LaneStates
 from zephon_jax.mixture.positions import MAX_SAMPLES, UNCAPPED, Position
 from zephon_jax.mixture.random_access import Cursors, RunIndex
-from zephon_jax.mixture.settings import Knobs, config_digests, make_rules
+from zephon_jax.mixture.settings import Knobs, make_rules
 from zephon_jax.mixture.state import MAX_LISTED, MixtureState, from_words
 from zephon_jax.mixture.token_costs import RunningCost, UnitCost
 from zephon_jax.sources.chunk import WorkChunk
@@ -39,7 +40,7 @@ class MixtureRun:
       cursors: Where the datasets' samples lie.
       states: Positions as states of lanes.
       samples: Samples by index.
-      config: Digests of the settings, uint32 (c,).
+      config: The fingerprint of the source, uint32 (c, 3).
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class MixtureRun:
         totals = np.asarray([int(c.sum()) for c in counts], dtype=np.int64)
         self.eras = Eras(make_rules(knobs, totals, costs))
         self._check_first_quotas()
-        self.config = config_digests(knobs, counts, shards)
+        self.config = fingerprint(knobs, counts, shards, shard_sizes(datasets))
         self.states = LaneStates(self.eras, knobs, self.config, ratios)
         self.samples = RunIndex(self.eras, knobs, self.cursors)
 

@@ -13,27 +13,22 @@ import numpy as np
 from zephon_jax._arrays import as_int
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.kernels import quota
-from zephon_jax.kernels.keys import digest_words
 from zephon_jax.kernels.lanes import ASSIGNMENTS
 from zephon_jax.kernels.virtual_time import Cost
 from zephon_jax.kernels.weights import MixtureSpec, warn_if_moved
-from zephon_jax.mixture.dataset_order import block_size
 from zephon_jax.mixture.positions import UNCAPPED, Rules
 
 __all__ = [
     "ALLOCATIONS",
-    "CONFIG_THINGS",
     "MAX_COUNT",
     "MAX_PASSES",
     "POLICIES",
     "Knobs",
     "check_datasets",
-    "config_digests",
     "make_knobs",
     "make_rules",
 ]
 
-ORDER_VERSION = 1
 POLICIES = ("stop", "repeat", "redistribute")
 ALLOCATIONS = ("incremental", "fixed", "virtual_time")
 MAX_COUNT = 1 << 60
@@ -318,50 +313,3 @@ def check_datasets(datasets: Any) -> tuple[Any, ...]:
             )
         places.setdefault(location or dataset.name, dataset.name)
     return tuple(datasets)
-
-
-CONFIG_THINGS = (
-    "order version", "dataset names", "shard counts", "mixture weights", "chunk_size", "seed",
-    "shuffle_shards", "shuffle_within_shard", "shuffle_block_size", "exhausted_policy",
-    "reshuffle_on_repeat", "max_repeats", "stop_after_passes", "lane_assignment", "allocation",
-    "token_estimation",
-)  # fmt: skip
-"""What fixes an order, in the order of the digests in a state."""
-
-
-def config_digests(
-    knobs: Knobs, counts: Sequence[np.ndarray], costs: Sequence[np.ndarray]
-) -> np.ndarray:
-    """One 32-bit digest for each of `CONFIG_THINGS`: uint32 (c,).
-
-    Args:
-      knobs: Checked settings.
-      counts: Samples of each shard of each dataset, int64 (num_shards,) each.
-      costs: What the shards cost, int64 (num_shards,) each, in a mixture of tokens; else empty.
-    """
-    things: dict[str, Sequence[int | str | bytes]] = {
-        "order version": [ORDER_VERSION],
-        "dataset names": knobs.names,
-        "shard counts": [c.astype("<i8").tobytes() for c in counts],
-        "mixture weights": [str(share) for share in knobs.fractions],
-        "chunk_size": [knobs.chunk_size],
-        "seed": [knobs.seed],
-        "shuffle_shards": [repr(knobs.shuffle_shards)],
-        "shuffle_within_shard": [repr(knobs.shuffle_within_shard)],
-        # What a setting comes to: "auto" is another block size when shards grow.
-        "shuffle_block_size": [
-            str(block if block == "global" else block_size(block, c))
-            for block, c in zip(knobs.shuffle_block_size, counts, strict=True)
-        ],
-        "exhausted_policy": knobs.exhausted_policy,
-        "reshuffle_on_repeat": [repr(knobs.reshuffle_on_repeat)],
-        "max_repeats": [repr(knobs.max_repeats)],
-        "stop_after_passes": [repr(knobs.stop_after_passes)],
-        "lane_assignment": [knobs.lane_assignment],
-        "allocation": [knobs.allocation],
-        "token_estimation": [c.astype("<i8").tobytes() for c in costs],
-    }
-    words = [digest_words(1, thing, *things[thing]) for thing in CONFIG_THINGS]
-    digests = np.concatenate(words)
-    digests.setflags(write=False)
-    return digests

@@ -12,9 +12,19 @@ import numpy as np
 
 from zephon_jax.kernels.keys import digest_words
 
-__all__ = ["MAX_LISTED", "MixtureState", "from_words", "ledger_digest", "to_words"]
+__all__ = [
+    "MAX_LISTED",
+    "MAX_LISTED_VIRTUAL",
+    "MixtureState",
+    "from_words",
+    "ledger_digest",
+    "to_words",
+]
 
-MAX_LISTED = 64  # components whose carry and counts a state holds; above, a digest of them
+MAX_LISTED = 1024  # components whose carry and counts a state holds; above, a digest of them
+# With virtual time a digest of the counts does above fewer components: they follow from the chunk
+# alone, and the token ratios of 300 components already take more than half of 4 KB.
+MAX_LISTED_VIRTUAL = 64
 
 
 class MixtureState(NamedTuple):
@@ -26,11 +36,11 @@ class MixtureState(NamedTuple):
     chunk: Any  # uint32 (2,), low and high word: the lane's next chunk is its first from here on
     origin: Any  # uint32 (2,), chunk from which lanes are dealt, not 0 after they were cut anew
     era: Any  # uint32 (2,), chunk at which the set of active components last changed
-    carry: Any  # int32 (k,), units of 1 / W; (0,) above MAX_LISTED components
-    drawn: Any  # uint32 (k, 2), samples drawn before `chunk`; (0, 2) above MAX_LISTED components
-    ledger: Any  # uint32 (2,), digest of carry and drawn above MAX_LISTED components, else (0,)
+    carry: Any  # int32 (k,), units of 1 / W; (0,) with virtual time, or where there is a ledger
+    drawn: Any  # uint32 (k, 2), samples drawn before `chunk`; (0, 2) where there is a ledger
+    ledger: Any  # uint32 (2,), digest of carry and drawn above MAX_LISTED components; else (0,)
     ratios: Any  # uint32 (k, 2), tokens per byte in units of 2^-32, where a mixture rests on them
-    config: Any  # uint32 (c,), one digest for each thing that fixes the order
+    config: Any  # uint32 (c, 3), the source's fingerprint: see `fingerprint`
 
     @property
     def chunk_index(self) -> int:
@@ -41,7 +51,7 @@ class MixtureState(NamedTuple):
     def samples_drawn(self) -> np.ndarray:
         """Samples of each component in the chunks before, of all lanes: int64 (k,).
 
-        Empty above MAX_LISTED components.
+        Empty where a digest of them is kept: above 1,024 components, or 64 under virtual time.
         """
         return from_words(self.drawn)
 

@@ -11,13 +11,10 @@ import numpy as np
 
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.base import RunSource
+from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
 from zephon_jax.mixture.lane_states import ratios_of_fields
 from zephon_jax.mixture.run import MixtureRun
-from zephon_jax.mixture.settings import (
-    check_datasets,
-    config_digests,
-    make_knobs,
-)
+from zephon_jax.mixture.settings import check_datasets, make_knobs
 
 __all__ = ["StaticMixtureWorkSource"]
 
@@ -186,7 +183,7 @@ class StaticMixtureWorkSource(RunSource):
         """
         estimation = self.token_estimation
         assert estimation is not None
-        mine = config_digests(self._knobs, self._counts, [])
+        mine = fingerprint(self._knobs, self._counts, [], shard_sizes(self._datasets))
         ratios = ratios_of_fields(fields, mine, len(self._knobs.names))
         measured = estimation.with_ratios(dict(zip(self._knobs.names, ratios, strict=True)))
         return self.replace(token_estimation=measured)

@@ -1,0 +1,180 @@
+"""What fixes an order, as short digests by name: a state's proof that it belongs to its source.
+
+A fingerprint is a table of 32-bit words, one row for each setting or fact that fixes the order: a
+code of up to eight letters, and a digest of the value. Rows are sorted by code. A setting has no
+row where it has the value that it had before it existed, so a setting that a later version adds
+leaves the fingerprints of older states as they were; and since rows carry their code in letters,
+a version that does not know one can still say which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon_jax.kernels.keys import digest_words
+from zephon_jax.mixture.dataset_order import block_size
+from zephon_jax.mixture.settings import Knobs
+
+__all__ = [
+    "CODES",
+    "differences",
+    "differing",
+    "fingerprint",
+    "named_digests",
+    "shard_sizes",
+]
+
+ORDER_VERSION = 1
+_ROW = 3  # words: two of letters, one of the digest
+
+# Codes are in saved states: a code never changes, nor the value without a row in `_values`.
+CODES: Mapping[str, str] = {
+    "order": "order version",
+    "names": "dataset names",
+    "counts": "shard counts",
+    "bytes": "shard bytes",
+    "weights": "mixture weights",
+    "chunk": "chunk_size",
+    "seed": "seed",
+    "shards": "shuffle_shards",
+    "within": "shuffle_within_shard",
+    "blocks": "shuffle_block_size",
+    "policy": "exhausted_policy",
+    "reshuf": "reshuffle_on_repeat",
+    "repeats": "max_repeats",
+    "passes": "stop_after_passes",
+    "lanes": "lane_assignment",
+    "alloc": "allocation",
+    "tokens": "token_estimation",
+}
+"""What each code stands for, in the order in which differences are told."""
+
+_UNKNOWN = 0  # digest of what a source cannot tell: equal to any
+
+
+def _values(
+    knobs: Knobs, counts: Sequence[np.ndarray], costs: Sequence[np.ndarray]
+) -> dict[str, Sequence[int | str | bytes]]:
+    """The values that have a row, by code, as what is hashed."""
+    # What a setting comes to: "auto" is another block size when shards grow.
+    blocks = [
+        str(block if block == "global" else block_size(block, c))
+        for block, c in zip(knobs.shuffle_block_size, counts, strict=True)
+    ]
+    values: dict[str, Sequence[int | str | bytes]] = {
+        "order": [ORDER_VERSION],
+        "names": knobs.names,
+        "counts": [c.astype("<i8").tobytes() for c in counts],
+        "weights": [str(share) for share in knobs.fractions],
+        "chunk": [knobs.chunk_size],
+        "seed": [knobs.seed],
+    }
+    optional: dict[str, tuple[Sequence[object], object]] = {  # with the value that has no row
+        "shards": (knobs.shuffle_shards, True),
+        "within": (knobs.shuffle_within_shard, False),
+        "blocks": (blocks, "0"),
+        "policy": (knobs.exhausted_policy, "repeat"),
+        "reshuf": (knobs.reshuffle_on_repeat, True),
+        "repeats": (knobs.max_repeats, None),
+        "passes": ([knobs.stop_after_passes], 1),
+        "lanes": ([knobs.lane_assignment], "permute"),
+        "alloc": ([knobs.allocation], "incremental"),
+        "tokens": ([c.astype("<i8").tobytes() for c in costs], None),
+    }
+    for code, (given, without) in optional.items():
+        if any(value != without for value in given):
+            values[code] = [v if isinstance(v, bytes) else str(v) for v in given]
+    return values
+
+
+def fingerprint(
+    knobs: Knobs,
+    counts: Sequence[np.ndarray],
+    costs: Sequence[np.ndarray],
+    sizes: Sequence[np.ndarray | None],
+) -> np.ndarray:
+    """The fingerprint of a source: uint32 (c, 3), read-only.
+
+    Args:
+      knobs: Checked settings.
+      counts: Samples of each shard of each dataset, int64 (num_shards,) each.
+      costs: What the shards cost, int64 (num_shards,) each, in a mixture of tokens; else empty.
+      sizes: Bytes of each shard of each dataset, int64 (num_shards,) each; None for a dataset
+        that does not know them.
+    """
+    values = _values(knobs, counts, costs)
+    digests = {code: digest_words(1, code, *values[code])[0] for code in values}
+    known = [(d, size) for d, size in enumerate(sizes) if size is not None]
+    digests["bytes"] = np.uint32(_UNKNOWN)
+    if known:
+        rows = [item for d, size in known for item in (d, size.astype("<i8").tobytes())]
+        digests["bytes"] = np.maximum(digest_words(1, "bytes", *rows)[0], np.uint32(1))
+    table = np.asarray(
+        [[*_letters(code), digests[code]] for code in sorted(digests)], dtype=np.uint32
+    )
+    table.setflags(write=False)
+    return table
+
+
+def _letters(code: str) -> list[int]:
+    return np.frombuffer(code.encode().ljust(8, b"\0"), dtype="<u4").tolist()
+
+
+def named_digests(table: np.ndarray) -> dict[str, int]:
+    """The digests of a fingerprint by what they are of; an unknown code stands for itself.
+
+    Args:
+      table: uint32 (c, 3), or its words in a row (3 * c,).
+
+    Raises:
+      ValueError: If it is no fingerprint.
+    """
+    codes, digests = [], []
+    if table.dtype.kind in "iu" and table.size % _ROW == 0:
+        rows = np.ascontiguousarray(table, dtype="<u4").reshape(-1, _ROW)
+        codes = [row[:2].tobytes().rstrip(b"\0").decode("ascii", "replace") for row in rows]
+        digests = rows[:, 2].tolist()
+    if not codes or codes != sorted(set(codes)) or not all(code.isalnum() for code in codes):
+        raise ValueError(
+            "the state's field 'config' must hold what fixes its source's order, as rows of a code"
+            f" and a digest; got {table.dtype} {table.shape}."
+        )
+    return dict(zip((CODES.get(code, code) for code in codes), digests, strict=True))
+
+
+def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
+    """The names whose digests differ, or that only one has; shard bytes only where both know them.
+
+    Args:
+      one: Digests by name, as `named_digests` gives them.
+      other: The same of another source.
+    """
+    known = list(CODES.values())
+    names = [*known, *sorted((one.keys() | other.keys()) - set(known))]
+    differ = [name for name in names if one.get(name) != other.get(name)]
+    if _UNKNOWN in (one.get("shard bytes", _UNKNOWN), other.get("shard bytes", _UNKNOWN)):
+        differ = [name for name in differ if name != "shard bytes"]
+    return differ
+
+
+def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
+    """What differs between two sources by their fingerprints, uint32 (c, 3), by name.
+
+    Raises:
+      ValueError: If the other one is no fingerprint.
+    """
+    if np.array_equal(mine, other):
+        return []
+    known = set(CODES.values())
+    return [
+        name if name in known else f"{name!r} (which this version of zephon_jax does not know)"
+        for name in differing(named_digests(mine), named_digests(other))
+    ]
+
+
+def shard_sizes(datasets: Sequence[Any]) -> list[np.ndarray | None]:
+    """Bytes of each shard of each dataset, int64 (num_shards,); None where one cannot tell."""
+    return [getattr(dataset, "shard_bytes", None) for dataset in datasets]
