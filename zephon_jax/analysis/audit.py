@@ -101,8 +101,15 @@ class Audit:
             *(f"! {note}" for note in self.notes),
         ])  # fmt: skip
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.summary()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Audit: {counted(len(self.lanes), 'lane')},"
+            f" {counted(sum(self.samples.values()), 'sample')} read,"
+            f" {counted(len(self.notes), 'note')}; print it for its table>"
+        )
 
 
 def _times(seen: dict[int, int] | None) -> str:
@@ -135,7 +142,7 @@ def audit(
         robin for others; to be given where states of both kinds stand inside a chunk.
 
     Returns:
-      A record that prints itself in words.
+      A record; `print` shows it in words.
 
     Raises:
       TypeError, ValueError: If a state does not belong to the source, naming what differs.
@@ -146,7 +153,7 @@ def audit(
       >>> toy = zx.Dataset.from_counts("toy", [100])
       >>> source = zx.StaticMixtureWorkSource([toy], {"toy": 1}, chunk_size=10, stop_after_passes=2)
       >>> states = [source.seek(12, lane, 2) for lane in range(2)]
-      >>> zx.audit(source, states)
+      >>> print(zx.audit(source, states))
       2 lanes have read 120 samples: the first 12 chunks
         toy: 120 samples; of the dataset 80 once, 20 twice
     """

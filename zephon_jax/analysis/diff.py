@@ -85,8 +85,14 @@ class OrderDifference:
             lines.append(f"lanes differ from chunk {self.lane_chunk:,} on")
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         return self.summary()
+
+    def __repr__(self) -> str:
+        return (
+            f"<OrderDifference: same={self.same}, proven={self.proven}, chunk={self.chunk},"
+            f" slot={self.slot}; print it for the samples>"
+        )
 
 
 def _said(sample: SampleName | None) -> str:
@@ -116,7 +122,7 @@ def diff(
       second_read_config: How those of the second run are, where that is another way.
 
     Returns:
-      A record that prints itself in words.
+      A record; `print` shows it in words.
 
     Raises:
       TypeError, ValueError: If an argument is not allowed.
@@ -125,7 +131,7 @@ def diff(
       >>> import zephon_jax as zx
       >>> sets = [zx.Dataset.from_counts("web", [600]), zx.Dataset.from_counts("toy", [100])]
       >>> source = zx.StaticMixtureWorkSource(sets, {"web": 3, "toy": 1}, chunk_size=100)
-      >>> zx.diff(source, source.replace(exhausted_policy="stop"))
+      >>> print(zx.diff(source, source.replace(exhausted_policy="stop")))
       settings that differ: exhausted_policy, stop_after_passes
       the order differs from chunk 4 on, slot 0: sample 300 in shard 0 of 'web' against the end
     """

@@ -192,7 +192,7 @@ def simulate(
       progress: Called with the number of chunks that were gone through since the last call.
 
     Returns:
-      A record of arrays, which prints itself as a summary.
+      A record of arrays; `print` shows its summary.
 
     Raises:
       TypeError, ValueError: If an argument is not allowed, or the whole of an endless run is asked

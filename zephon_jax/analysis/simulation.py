@@ -144,18 +144,26 @@ class Simulation:
 
     def summary(self) -> str:
         """The run in words: how long, what of each component, and what to look at."""
-        end = "the whole run" if self.ended else "the run goes on"
         lines = [
-            f"{counted(self.num_chunks, 'chunk')}, {counted(self.num_samples, 'sample')},"
-            f" {counted(self.num_lanes, 'lane')} ({end})",
+            self._size(),
             *_table_lines(self),
             *([self.reads.summary()] if self.reads is not None else []),
             *(f"! {text}" for text in self.warnings),
         ]
         return "\n".join(lines)
 
-    def __repr__(self) -> str:
+    def _size(self) -> str:
+        return (
+            f"{counted(self.num_chunks, 'chunk')}, {counted(self.num_samples, 'sample')},"
+            f" {counted(self.num_lanes, 'lane')}"
+            f" ({'the whole run' if self.ended else 'the run goes on'})"
+        )
+
+    def __str__(self) -> str:
         return self.summary()
+
+    def __repr__(self) -> str:
+        return f"<Simulation: {self._size()}; print it for its table>"
 
 
 def _percent(share: float) -> str:

@@ -7,6 +7,7 @@ could not do its work.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -22,12 +23,13 @@ from zephon_jax.analysis.inspect_state import Inspected, compare, inspect_states
 from zephon_jax.analysis.saved_states import load_states
 from zephon_jax.analysis.simulate import simulate as simulate_source
 from zephon_jax.analysis.simulation import Simulation
-from zephon_jax.cli.output import answer, bar, careful, named, size
+from zephon_jax.cli.output import answer, bar, careful, size
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.shard_index import keep_index
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.mixture.config_schema import TEMPLATE, schema
+from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.checks import never_ends
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.read_order import check_read_config
@@ -37,6 +39,11 @@ __all__ = ["cli"]
 
 _json = click.option("--json", "as_json", is_flag=True, help="Answer as JSON, for programs.")
 _lanes = click.option("--lanes", type=int, help="Lanes; by default what the configuration says.")
+_data = click.argument("data", nargs=-1, required=True)
+_format = click.option("--format", help="Format of the shards, where their names do not tell it.")
+_step = click.option(
+    "--step", type=int, help="Which checkpoint of a folder; the newest by default."
+)
 _chunks = click.option("--chunks", type=int, help="Chunks to look at, of all lanes together.")
 _config = click.option(
     "--config", "config", required=True, type=click.Path(), help="Configuration file of the run."
@@ -85,8 +92,8 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
 
 
 @cli.command()
-@click.argument("data", nargs=-1, required=True)
-@click.option("--format", help="Format of the shards, where it is not told by their names.")
+@_data
+@_format
 @_json
 @careful
 def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
@@ -109,8 +116,8 @@ def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
 
 
 @cli.command()
-@click.argument("data", nargs=-1, required=True)
-@click.option("--format", help="Format of the shards, where it is not told by their names.")
+@_data
+@_format
 @_json
 @careful
 def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
@@ -144,43 +151,29 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
 @_json
 @careful
 def simulate(
-    config: str,
-    chunks: int | None,
-    lanes: int | None,
-    plot: str | None,
-    picture: str | None,
-    component: str | None,
-    window: int | None,
-    cache_bytes: int | None,
-    csv: str | None,
+    config: str, chunks: int | None, lanes: int | None, plot: str | None, picture: str | None,
+    component: str | None, window: int | None, cache_bytes: int | None, csv: str | None,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Works out what a run draws, without reading data, and says what to look at."""
-    read = read_config_file(config)
-    chunks = read.num_chunks if chunks is None else chunks
-    source = read.source()
-    _must_end(source, chunks)
+    run, source = _asked(config, chunks, lanes)
     check_picture(plot, picture, component, source.component_ids())
     if csv is not None:
         check_file(csv, "--csv")
     check_apart({"--config": config, "--csv": csv, "--plot": plot})
-    with bar(chunks, "simulating", quiet=as_json) as shown:
-        run = simulate_source(
-            source,
-            chunks,
-            read.num_lanes if lanes is None else lanes,
-            window=window,
-            cache_bytes=cache_bytes,
+    with bar(run.num_chunks, "simulating", quiet=as_json) as shown:
+        found = simulate_source(
+            source, run.num_chunks, run.num_lanes, window=window, cache_bytes=cache_bytes,
             progress=shown.update,
-        )
+        )  # fmt: skip
     if csv is not None:
-        run.to_csv(csv)
+        found.to_csv(csv)
     if plot is not None:
-        draw(run, plot, picture, component)
-    answer(as_json, run.summary(), _told(run))
+        draw(found, plot, picture, component)
+    answer(as_json, found.summary(), _run_facts(found))
 
 
-def _told(run: Simulation) -> dict[str, Any]:
+def _run_facts(run: Simulation) -> dict[str, Any]:
     """A simulated run for programs."""
     components = {
         name: {
@@ -198,18 +191,32 @@ def _told(run: Simulation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _must_end(source: WorkSource, chunks: int | None) -> None:
-    """Asks for a number of chunks where a run never ends."""
-    if chunks is None and never_ends(source):
+def _asked(
+    config: str, chunks: int | None, lanes: int | None
+) -> tuple[RunConfig, StaticMixtureWorkSource]:
+    """A configuration with what the command line says instead, and its source.
+
+    Raises:
+      ValueError: If the run never ends, and nothing says how far to look.
+    """
+    run = read_config_file(config)
+    run = dataclasses.replace(
+        run,
+        num_chunks=run.num_chunks if chunks is None else chunks,
+        num_lanes=run.num_lanes if lanes is None else lanes,
+    )
+    source = run.source()
+    if run.num_chunks is None and never_ends(source):
         raise ValueError(
             "the run never ends: say how far to look with --chunks, or num_chunks in the"
             " configuration's 'run'."
         )
+    return run, source
 
 
 @cli.command()
 @click.argument("state", type=click.Path())
-@click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
+@_step
 @click.option("--config", type=click.Path(), help="Check it against this configuration.")
 @_json
 @careful
@@ -218,16 +225,12 @@ def inspect(state: str, step: int | None, config: str | None, as_json: bool) -> 
     if state.lower().endswith(SUFFIXES):
         raise ValueError(f"{state} is a configuration, not a state: use zephon-jax config {state}.")
     found = inspect_states(load_states(state, step))
-    facts, text = {**named(found), "missing": found.missing}, found.summary()
+    facts, text = {**found._asdict(), "missing": found.missing}, found.summary()
     differs: list[str] = []
     if config is not None:
-        differs = _differs(found, read_config_file(config).source())
-        facts["differs"] = differs
-        text += (
-            f"\n! it belongs to a run with other {', '.join(differs)} than {config}"
-            if differs
-            else f"\nit belongs to {config}"
-        )
+        facts["differs"] = differs = _differs(found, read_config_file(config).source())
+        other = f"! it belongs to a run with other {', '.join(differs)} than {config}"
+        text += "\n" + (other if differs else f"it belongs to {config}")
     answer(as_json, text, facts)
     sys.exit(1 if differs else 0)
 
@@ -242,7 +245,7 @@ def _differs(found: Inspected, source: WorkSource) -> list[str]:
 @cli.command()
 @click.argument("states", nargs=-1, required=True, type=click.Path())
 @_config
-@click.option("--step", type=int, help="Which checkpoint of a folder; the newest by default.")
+@_step
 @_json
 @careful
 def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool) -> None:
@@ -254,11 +257,8 @@ def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool)
     read = read_config_file(config)
     loaded = [load_states(path, step) for path in states]
     result = audit_states(read.source(), loaded, read_config=read.read)
-    answer(as_json, result.summary(), {
-        "whole_chunks": result.whole_chunks, "lanes": result.lanes, "missing": result.missing,
-        "samples": result.samples, "seen": result.seen, "gaps": result.gaps,
-        "doubles": result.doubles, "notes": result.notes,
-    })  # fmt: skip
+    names = ("whole_chunks", "lanes", "missing", "samples", "seen", "gaps", "doubles", "notes")
+    answer(as_json, result.summary(), {name: getattr(result, name) for name in names})
     # Gaps are no trouble: a chunk of a lane that has a state is read when the lane comes to it.
     sys.exit(1 if result.missing or result.doubles else 0)
 
@@ -309,7 +309,9 @@ def _diff_configs(
         )
         if one != other
     ]
-    answer(as_json, "\n".join([found.summary(), *notes]), {**named(found), "notes": notes})
+    answer(
+        as_json, "\n".join([found.summary(), *notes]), {**dataclasses.asdict(found), "notes": notes}
+    )
     return not found.same or (lanes is None and first.num_lanes != second.num_lanes)
 
 
@@ -317,7 +319,7 @@ def _diff_states(a: str, b: str, as_json: bool) -> bool:
     first, second = (inspect_states(load_states(path)) for path in (a, b))
     found = compare(first, second)
     text = found.summary() or "the states are at the same place of the same run"
-    answer(as_json, text, {"same": not found.notes, **named(found)})
+    answer(as_json, text, {"same": not found.notes, **found._asdict()})
     return bool(found.notes)
 
 
@@ -337,18 +339,15 @@ def locate(
     origin: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Says when a run holds a sample: SAMPLE of SHARD of DATASET, by name."""
-    read = read_config_file(config)
-    source = read.source()
+    run, source = _asked(config, chunks, lanes)
     ids = source.component_ids()
     if dataset not in ids:
         raise ValueError(f"there is no dataset {dataset!r} in {config}; it has {list(ids)}.")
-    chunks = read.num_chunks if chunks is None else chunks
-    _must_end(source, chunks)
-    num_lanes = read.num_lanes if lanes is None else lanes
-    _check_any(source, origin, chunks)
+    _check_any(source, origin, run.num_chunks)
     places = source.locate(
-        (ids[dataset], shard, sample), num_lanes, chunks, origin=origin, read_config=read.read
-    )
+        (ids[dataset], shard, sample), run.num_lanes, run.num_chunks, origin=origin,
+        read_config=run.read,
+    )  # fmt: skip
     rows = [("pass", "chunk", "lane", "lane step", "slot")]
     rows += [tuple(f"{value:,}" for value in place) for place in places]
     answer(as_json, table(rows) if places else "never", places)

@@ -9,36 +9,42 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 import numpy as np
 
-__all__ = ["answer", "bar", "careful", "named", "size"]
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+__all__ = ["answer", "bar", "careful", "plain", "size"]
 
 _TROUBLE = 2  # the exit code of a command that could not do its work
 _INTERRUPTED = 130  # of one that was stopped from the keyboard, as shells have it
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _OURS = (ValueError, TypeError, OSError, ImportError, NotImplementedError)
 
 
-def _plain(value: Any) -> Any:
-    """What `json.dumps` takes."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
+def plain(value: object) -> object:
+    """What `json.dumps` takes: records by field name, arrays as lists."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return plain(value._asdict())  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"no JSON for {type(value).__name__}")
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(one) for one in value]
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist()
+    return str(value) if isinstance(value, Path) else value
 
 
-def answer(as_json: bool, text: str, facts: Any) -> None:
+def answer(as_json: bool, text: str, facts: object) -> None:
     """Prints the text, or the facts as JSON."""
-    _say(json.dumps(named(facts), default=_plain) if as_json else text)
+    _say(json.dumps(plain(facts)) if as_json else text)
 
 
 def _say(text: str, *, err: bool = False) -> None:
@@ -51,20 +57,6 @@ def _say(text: str, *, err: bool = False) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def named(value: Any) -> Any:
-    """Records by field name: `json` would make lists of named tuples."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        fields = value._asdict()  # type: ignore[attr-defined]
-        return {name: named(one) for name, one in fields.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return named(_plain(value))
-    if isinstance(value, dict):
-        return {str(name): named(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [named(one) for one in value]
-    return value
-
-
 def _in_a_line(error: Exception) -> str:
     """What an error says, and of which kind it is where that is not one of ours."""
     said = " ".join(str(error).splitlines())
@@ -73,12 +65,12 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
-def careful(command: Callable[..., Any]) -> Callable[..., Any]:
+def careful(command: _Command) -> _Command:
     """Turns what users can mend into one line, and warnings into lines of their own."""
 
     @functools.wraps(command)
-    def carefully(*args: Any, **kwargs: Any) -> Any:
-        def show(message: Any, *_: Any, **__: Any) -> None:
+    def carefully(*args: object, **kwargs: object) -> object:
+        def show(message: object, *_: object, **__: object) -> None:
             _say(f"warning: {message}", err=True)
 
         with warnings.catch_warnings():
@@ -98,7 +90,7 @@ def careful(command: Callable[..., Any]) -> Callable[..., Any]:
                     _say(f"error: {_in_a_line(error)}", err=True)
                 sys.exit(_TROUBLE)
 
-    return carefully
+    return cast(_Command, carefully)
 
 
 def size(num_bytes: int | None) -> str:
@@ -113,7 +105,7 @@ def size(num_bytes: int | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def bar(total: int | None, what: str, quiet: bool) -> Any:
+def bar(total: int | None, what: str, quiet: bool) -> tqdm[NoReturn]:
     """A bar on a terminal, when it takes longer than a second."""
     from tqdm import tqdm
 
