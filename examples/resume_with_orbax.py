@@ -21,7 +21,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import zephon_jax as zx
-from zephon_jax.elastic.checkpoint.orbax import ElasticRestore, ElasticSave
 
 
 def host(plan):
@@ -38,7 +37,8 @@ def host(plan):
         step = manager.latest_step() or 0
         if step:
             restored = manager.restore(step, args=ocp.args.Composite(
-                model=ocp.args.StandardRestore({"weights": like}), data=ElasticRestore(batches)
+                model=ocp.args.StandardRestore({"weights": like}),
+                data=zx.orbax.ElasticRestore(batches),
             ))  # fmt: skip
             weights = restored["model"]["weights"]
         while step < plan["until"]:
@@ -48,7 +48,8 @@ def host(plan):
             elastic_training.report(plan, step, batch, loss)
             if step % 3 == 0:
                 manager.save(step, args=ocp.args.Composite(
-                    model=ocp.args.StandardSave({"weights": weights}), data=ElasticSave(batches)
+                    model=ocp.args.StandardSave({"weights": weights}),
+                    data=zx.orbax.ElasticSave(batches),
                 ))  # fmt: skip
                 manager.wait_until_finished()
     batches.close()

@@ -56,12 +56,12 @@ def test_scripts_run():
         assert done.stdout
 
 
-def test_every_knob_is_told():
-    """The page of knobs has a section for each setting of a mixture and of how it is read."""
-    told = set(re.findall(r"^#+ `(\w+)`", (DOCS / "knobs.md").read_text(), re.M))
+def test_every_setting_is_told():
+    """The configuration reference has a section for each setting of a mixture and its reading."""
+    told = set(re.findall(r"^#+ `(\w+)`", (DOCS / "configuration.md").read_text(), re.M))
     for settings in (zx.StaticMixtureWorkSource, zx.MixtureReadConfig):
         assert set(inspect.signature(settings).parameters) <= told
-    cells = set(re.findall(r"`(\w+)`", (DOCS / "knobs.md").read_text()))
+    cells = set(re.findall(r"`(\w+)`", (DOCS / "configuration.md").read_text()))
     assert set(inspect.signature(zx.ElasticIterDataset).parameters) - {"source"} <= cells
     named = re.findall(r"\$(ZEPHON_JAX_\w+)`", " ".join(_messages()))
     assert set(named) <= cells

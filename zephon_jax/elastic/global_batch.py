@@ -36,7 +36,7 @@ def to_global(batch: Any, sharding: Any, *, host_only: Sequence[str] = _HOST_ONL
 
     Example:
       >>> import jax, numpy as np, zephon_jax as zx
-      >>> mesh = jax.make_mesh((1,), ("data",))
+      >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
       >>> sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
       >>> zx.to_global({"x": np.arange(4, dtype=np.int32)}, sharding)["x"].shape
       (4,)
@@ -106,7 +106,7 @@ class GlobalBatches:
 
     Example:
       >>> import jax, zephon_jax as zx
-      >>> mesh = jax.make_mesh((1,), ("data",))
+      >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
       >>> sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
       >>> numbers = zx.Dataset.from_source("numbers", list(range(16)))
       >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=4)

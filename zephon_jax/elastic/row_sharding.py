@@ -22,7 +22,8 @@ def row_sharding(sharding: Any) -> RowSharding:
 
     Example:
       >>> import jax
-      >>> mesh = jax.make_mesh((1, 1), ("data", "model"))
+      >>> auto = jax.sharding.AxisType.Auto
+      >>> mesh = jax.make_mesh((1, 1), ("data", "model"), axis_types=(auto, auto))
       >>> spec = jax.sharding.PartitionSpec(("data", "model"), None)
       >>> row_sharding(jax.sharding.NamedSharding(mesh, spec)).names
       ('data', 'model')
