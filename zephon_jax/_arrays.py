@@ -1,4 +1,4 @@
-"""Which array library a value belongs to, and range checks made on the host.
+"""Which array library a value belongs to, and checks of numbers and names made on the host.
 
 Every integer routine of the schedule is written once, against the functions that NumPy and
 `jax.numpy` share. Looking up the namespace never imports JAX: a value can only be a JAX array if
@@ -7,16 +7,38 @@ JAX has been imported already.
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
-from typing import Any
+from collections.abc import Collection, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Array", "as_int", "has_x64", "is_jax", "is_tracer", "namespace"]
+__all__ = [
+    "GOLDEN",
+    "MAX_INDEX",
+    "Array",
+    "Namespace",
+    "Number",
+    "as_int",
+    "check_names",
+    "exact_number",
+    "has_x64",
+    "is_jax",
+    "is_tracer",
+    "namespace",
+]
 
-# A NumPy or a JAX array. JAX is not imported to say so.
-Array = Any
+Array: TypeAlias = Any  # a NumPy or a JAX array; JAX is not imported to say so
+Namespace: TypeAlias = Any  # the module `numpy` or `jax.numpy`
+Number: TypeAlias = "int | float | Fraction | Decimal | np.integer[Any] | np.floating[Any]"
+
+MAX_INDEX = 1 << 62  # indices and counts stay below, so that sums of two fit into 64 bits
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, made odd: multiples of it spread evenly
+_SHOWN = 8  # names listed in an error
 
 
 def _of_jax(name: str) -> Any:
@@ -24,19 +46,19 @@ def _of_jax(name: str) -> Any:
     return getattr(sys.modules.get("jax"), name, None)
 
 
-def is_jax(value: Any) -> bool:
+def is_jax(value: object) -> bool:
     """True for a JAX array or tracer, without importing JAX."""
     array = _of_jax("Array")
     return array is not None and isinstance(value, array)
 
 
-def is_tracer(value: Any) -> bool:
+def is_tracer(value: object) -> bool:
     """True for a value that JAX is tracing, whose numbers the host cannot see."""
     tracer = getattr(_of_jax("core"), "Tracer", None)
     return tracer is not None and isinstance(value, tracer)
 
 
-def namespace(*values: Any) -> Any:
+def namespace(*values: object) -> Namespace:
     """Returns `jax.numpy` when one of the values is a JAX array, else `numpy`."""
     if any(is_jax(value) for value in values):
         return sys.modules["jax"].numpy
@@ -74,3 +96,63 @@ def as_int(value: Any, name: str, low: int | None = None, high: int | None = Non
     if high is not None and number > high:
         raise ValueError(f"{name} must be at most {high}; got {number}.")
     return number
+
+
+def exact_number(
+    value: Number, name: str, *, above: int | None = None, high: int | None = None
+) -> Fraction:
+    """Returns the exact value of a number; a float means the decimal that was typed.
+
+    Args:
+      value: int, float (read as its shortest decimal), `Fraction`, `Decimal` or a NumPy number.
+      name: What the number is called in the error.
+      above: The number must be larger than this.
+      high: Largest number allowed.
+
+    Raises:
+      TypeError: For booleans, strings and anything else that is not a number.
+      ValueError: If it is infinite, NaN or out of range.
+
+    Example:
+      >>> exact_number(0.1, "mixture['web']")
+      Fraction(1, 10)
+    """
+    numbers = (int, float, Fraction, Decimal, np.integer, np.floating)
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers):
+        raise TypeError(f"{name} must be a number; got {value!r} of type {type(value).__name__}.")
+    if isinstance(value, (float, Decimal, np.floating)) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite; got {value}.")
+    if isinstance(value, float):  # np.float64 included, whose repr is not a plain number
+        exact = Fraction(float.__repr__(value))
+    elif isinstance(value, np.floating):
+        exact = Fraction(str(value))
+    else:
+        exact = Fraction(int(value)) if isinstance(value, np.integer) else Fraction(value)
+    if above is not None and exact <= above:
+        raise ValueError(f"{name} must be above {above}; got {value}.")
+    if high is not None and exact > high:
+        raise ValueError(f"{name} must be at most {high}; got {value}.")
+    return exact
+
+
+def check_names(given: Iterable[str], names: Collection[str], argument: str, kind: str) -> None:
+    """Checks that a mapping names every dataset or component, and no other.
+
+    Args:
+      given: The names that the mapping has.
+      names: The names that it must have.
+      argument: What the mapping is called in the error.
+      kind: What is named, in the plural: "datasets" or "components".
+
+    Raises:
+      ValueError: Naming those that are missing or unknown.
+    """
+    found = dict.fromkeys(given)
+    missing = [name for name in names if name not in found]
+    unknown = [name for name in found if name not in names]
+    if missing or unknown:
+        said = f"no value for {missing[:_SHOWN]}" if missing else f"unknown {unknown[:_SHOWN]}"
+        raise ValueError(
+            f"{argument} must name every one of the {kind} and no other; got {said}. The {kind} are"
+            f" {list(names)[:_SHOWN]}."
+        )

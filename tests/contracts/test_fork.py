@@ -58,15 +58,20 @@ def test_a_child_finds_locks_free_that_threads_held():
 
 
 def test_a_child_computes_with_numpy_what_the_parent_compiled():
-    """Carries that a compiler's thread found in the parent, of other mixtures in the child."""
+    """Round robins by a kernel in the parent, and of other counts by NumPy in the child."""
     same = run("""
         import json, os, signal, warnings
         import numpy as np
-        from zephon_jax.kernels import backend
-        from zephon_jax.kernels import quota
-        first, second = quota.shares([10_000] + [1] * 70, 64), quota.shares([9_000] + [1] * 71, 64)
+        from zephon_jax.kernels import backend, swrr
+        def equal(counts):
+            found = backend.swrr_orders(counts, 512)
+            return len(found) == 40 and all(
+                (row == swrr.order(one, 512)).all() for row, one in zip(found, counts))
+        first, second = np.full((40, 2), 256), np.tile([300, 212], (40, 1))
         backend.use_backend("jax")
-        backend.advance_carry(first, quota.init_carry(first), 0, 3000)
+        backend.swrr_orders(first, 512)
+        backend.finish_compiling()
+        compiled = ("swrr", 2, 512) in backend.compiled() and bool(equal(first))
         read, write = os.pipe()
         child = os.fork()
         if child == 0:
@@ -74,14 +79,9 @@ def test_a_child_computes_with_numpy_what_the_parent_compiled():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 backend.use_backend("jax")
-            found = backend.advance_carry(second, quota.init_carry(second), 0, 3000)
-            carry = quota.init_carry(second)
-            for _ in range(3000):
-                carry = quota.step(second, carry)[1]
-            right = (found == carry).all()
-            os.write(write, str(int(right and "forked" in str(caught[0].message))).encode())
+            right = equal(second) and "forked" in str(caught[0].message)
+            os.write(write, str(int(right)).encode())
             os._exit(0)
-        compiled = any(name[0] == "advance" for name in backend.compiled())
         print(json.dumps([os.waitpid(child, 0)[1], os.read(read, 1).decode(), compiled]))
     """)
     assert same == [0, "1", True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import zephon_jax as zx
+from zephon_jax import quota
 
 
 def mixture(sizes, weights=None, *, names=None, shards=None, **settings):
@@ -16,6 +17,14 @@ def mixture(sizes, weights=None, *, names=None, shards=None, **settings):
     ]
     weights = [1] * len(sizes) if weights is None else weights
     return zx.StaticMixtureWorkSource(datasets, dict(zip(names, weights, strict=True)), **settings)
+
+
+def stepped(shares, num_chunks):
+    """The carries after 0, 1, 2 ... chunks, one step of the quotas after another."""
+    carries = [quota.init_carry(shares)]
+    for _ in range(num_chunks):
+        carries.append(quota.step(shares, carries[-1])[1])
+    return carries
 
 
 def chunks_of(source, lane=0, num_lanes=1, *, state=None, limit=None):

@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.kernels import compiled as kernels
-from zephon_jax.kernels import permutation, quota, swrr
-from zephon_jax.kernels import quota_fast_forward as rare
+from zephon_jax.kernels import permutation, swrr
 from zephon_jax.kernels.compiled import compiled, finish_compiling
 
 __all__ = [
     "BACKENDS",
-    "advance_carry",
     "compiled",
     "finish_compiling",
     "rounds",
@@ -32,7 +30,6 @@ __all__ = [
 
 BACKENDS = ("numpy", "jax")
 _ROWS = 32  # chunks whose round robins are computed side by side
-_WALKED = 2048  # chunks; up to here stepping takes less time than to start a compiler
 _LEAST = 2048  # elements for which calling a kernel pays
 _MOST = 1 << 18  # permutations whose fields are put on the device
 _MAX_GRIDS = 16
@@ -179,30 +176,3 @@ def _compiled_trip(index: np.ndarray, rows: np.ndarray, grid: permutation.Grid) 
 
     out = kernels.attempt(("rounds", size, num_rows), _trip, example, once_round)
     return permutation.first_trip(index, rows, grid) if out is None else out
-
-
-# Quotas
-
-
-def _advance(shares: quota.Shares, carry: Any, num_chunks: Any) -> Any:
-    import jax
-
-    return jax.lax.fori_loop(0, num_chunks, lambda _, c: quota.step(shares, c)[1], carry)
-
-
-def advance_carry(shares: quota.Shares, carry: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """The carry after `stop` chunks, from the one after `start` of them: int32 (k,)."""
-    if rare.rare_components(shares).size <= rare.FOLLOWED:
-        return rare.forward(shares, carry, start, stop)
-    num_chunks = np.asarray(stop - start, dtype=np.int32)
-    if _chosen == "jax":
-        after = kernels.attempt(
-            ("advance", carry.size), _advance, (shares, carry, num_chunks),
-            lambda kernel: np.array(kernel(shares, carry, num_chunks)),
-            wait=stop - start > _WALKED,
-        )  # fmt: skip
-        if after is not None:
-            return after
-    for _ in range(stop - start):
-        carry = quota.step(shares, carry)[1]
-    return carry

@@ -9,11 +9,10 @@ coordinates give the same key on every machine, in NumPy and in JAX.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import numpy as np
 
-from zephon_jax._arrays import Array, as_int, namespace
+from zephon_jax._arrays import Array, Namespace, as_int, namespace
 
 __all__ = ["digest_words", "fold", "make_key", "mix32"]
 
@@ -82,7 +81,7 @@ def mix32(x: Array) -> Array:
     return x ^ (x >> np.uint32(16))
 
 
-def _words(xp: Any, value: Array) -> tuple[Array, Array]:
+def _words(xp: Namespace, value: Array) -> tuple[Array, Array]:
     """Low and high 32-bit words of an integer that is not negative."""
     value = xp.atleast_1d(xp.asarray(value))
     low = (value & 0xFFFFFFFF if value.dtype.itemsize > 4 else value).astype(xp.uint32)

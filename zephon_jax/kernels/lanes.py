@@ -8,11 +8,9 @@ with the number of lanes starves some of them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from zephon_jax._arrays import Array, as_int, namespace
+from zephon_jax._arrays import MAX_INDEX, Array, Namespace, as_int, namespace
 from zephon_jax.kernels.keys import fold, make_key
 from zephon_jax.kernels.permutation import invert, permute
 
@@ -20,7 +18,7 @@ __all__ = ["ASSIGNMENTS", "chunk_of_lane", "lane_of_chunk"]
 
 ASSIGNMENTS = ("permute", "modulo")
 _MAX_LANES = 1 << 31
-_MAX_CHUNK = (1 << 62) - 1
+_MAX_CHUNK = MAX_INDEX - 1
 
 
 def _check(num_lanes: int, assignment: str) -> int:
@@ -41,7 +39,7 @@ def _narrow(array: Array, like: Array) -> Array:
     return array.astype(like.dtype)
 
 
-def _checked_index(value: Any, name: str, high: int | None = None) -> tuple[Any, Array]:
+def _checked_index(value: Array, name: str, high: int | None = None) -> tuple[Namespace, Array]:
     """The array namespace and the value as an array, range-checked where it is on the host."""
     xp = namespace(value)
     array = xp.asarray(value)

@@ -13,23 +13,21 @@ References:
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
 
-from zephon_jax._arrays import Array, as_int, is_tracer, namespace
+from zephon_jax._arrays import GOLDEN, Array, Namespace, as_int, is_tracer, namespace
 from zephon_jax.kernels.swrr import check_counts
 
 __all__ = ["order"]
 
-_GOLDEN = 0x9E3779B97F4A7C15
 _MAX_LANES_TRACED = 1 << 15
 
 
 @functools.lru_cache(maxsize=8)
 def _sorted_slots(size: int) -> np.ndarray:
     """Slots 0 .. size - 1 in ascending order of slot * golden mod 2^64: int32 (size,)."""
-    keys = np.arange(size, dtype=np.uint64) * np.uint64(_GOLDEN)
+    keys = np.arange(size, dtype=np.uint64) * np.uint64(GOLDEN)
     slots = np.argsort(keys, kind="stable").astype(np.int32)
     slots.setflags(write=False)
     return slots
@@ -44,7 +42,7 @@ def _ranks(size: int) -> np.ndarray:
     return ranks
 
 
-def _shift(xp: Any, total: Array, slot: Any, num_lanes: int) -> Array:
+def _shift(xp: Namespace, total: Array, slot: Array | int, num_lanes: int) -> Array:
     """Slot * total // num_lanes for slot < num_lanes; in 32 bits where a value is traced."""
     if not (is_tracer(total) or is_tracer(slot)):
         return int(slot) * int(total) // num_lanes
@@ -58,7 +56,7 @@ def _shift(xp: Any, total: Array, slot: Any, num_lanes: int) -> Array:
     return slot * (total // lanes) + slot * (total % lanes) // lanes
 
 
-def _order_jax(xp: Any, counts: Array, slot: Any, num_lanes: int, size: int) -> Array:
+def _order_jax(xp: Namespace, counts: Array, slot: Array | int, num_lanes: int, size: int) -> Array:
     total = xp.sum(counts, axis=-1, dtype=xp.int32)
     slots = _sorted_slots(size)
     # Among the chunk's own slots, which may be fewer than `size`, ranks count the smaller keys.
@@ -70,7 +68,7 @@ def _order_jax(xp: Any, counts: Array, slot: Any, num_lanes: int, size: int) -> 
     return xp.where(xp.arange(size, dtype=xp.int32) < total, component, xp.int32(-1))
 
 
-def order(counts: Array, slot: Any, num_lanes: int, size: int | None = None) -> Array:
+def order(counts: Array, slot: Array | int, num_lanes: int, size: int | None = None) -> Array:
     """Returns the component of each slot.
 
     Slot j takes the component whose interval of cumulative counts holds

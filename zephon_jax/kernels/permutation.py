@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax._arrays import Array, as_int, has_x64, is_jax, namespace
+from zephon_jax._arrays import MAX_INDEX, Array, Namespace, as_int, has_x64, is_jax, namespace
 from zephon_jax.kernels.keys import make_key, mix32
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
     "round_trip",
 ]
 
-MAX_SIZE = 1 << 62
+MAX_SIZE = MAX_INDEX
 _MAX_SIZE_32 = 1 << 31  # up to here rows and columns stay within 16 bits
 _SMALL = 64
 PAIRS, _PAIRS_SMALL = 3, 12
@@ -60,7 +60,7 @@ class Grid(NamedTuple):
     round_keys: tuple[Array, ...]  # uint32, two for each pair of rounds
 
 
-def _bit_length(xp: Any, value: Array) -> Array:
+def _bit_length(xp: Namespace, value: Array) -> Array:
     """Bits of unsigned integers, by halving: no float decides."""
     bits = xp.zeros_like(value)
     for step in (32, 16, 8, 4, 2, 1):
@@ -71,7 +71,7 @@ def _bit_length(xp: Any, value: Array) -> Array:
     return bits + (value > 0)
 
 
-def _make_grid(xp: Any, size: Array, key: Array, pairs: int) -> Grid:
+def _make_grid(xp: Namespace, size: Array, key: Array, pairs: int) -> Grid:
     """Grids for unsigned sizes (T,) or () and keys (T, 2) or (2,)."""
     word = size.dtype.type
     shift = (_bit_length(xp, size - word(1)) >> word(1)).astype(size.dtype)
@@ -96,7 +96,7 @@ def _scale(hashed: Array, rows: Array, wide: bool) -> Array:
     return ((hashed >> half) * rows + low) >> half
 
 
-def round_trip(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
+def round_trip(xp: Namespace, index: Array, grid: Grid, inverse: bool) -> Array:
     """One walk through all rounds, within the cells of the grid."""
     word, wide = index.dtype, index.dtype.itemsize == 8
     # Halves are 32-bit words whatever the index is: most of the work is on them.
@@ -128,7 +128,7 @@ def _take(grid: Grid, where: np.ndarray) -> Grid:
     return Grid(*fields, round_keys=keys)
 
 
-def _map(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
+def _map(xp: Namespace, index: Array, grid: Grid, inverse: bool) -> Array:
     """Rounds, and an exchange of the first two results that half of the keys make."""
 
     def exchange(value: Array) -> Array:
@@ -139,7 +139,7 @@ def _map(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
     return exchange(_walk(xp, index, grid, inverse))
 
 
-def _walk(xp: Any, index: Array, grid: Grid, inverse: bool) -> Array:
+def _walk(xp: Namespace, index: Array, grid: Grid, inverse: bool) -> Array:
     """Goes round until every element is below its size."""
     out = round_trip(xp, index, grid, inverse)
     if xp is not np:

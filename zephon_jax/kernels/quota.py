@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax._arrays import Array, as_int, namespace
+from zephon_jax._arrays import Array, Namespace, Number, as_int, namespace
 from zephon_jax.kernels.weights import (
     MixtureSpec,
     exact_weight,
@@ -55,7 +55,7 @@ class Shares(NamedTuple):
     chunk_size: Array  # int32 (), samples
 
 
-def exact_weights(weights: Any) -> list[Fraction]:
+def exact_weights(weights: Mapping[str, Number] | Sequence[Number]) -> list[Fraction]:
     """Exact weights of a mapping or a sequence, with a warning where rounding will show."""
     if isinstance(weights, Mapping):
         spec = MixtureSpec(weights)
@@ -79,7 +79,7 @@ def _make_shares(whole: Sequence[int], rem: Sequence[int], unit: int, chunk_size
     )
 
 
-def shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) -> Shares:
+def shares(weights: Mapping[str, Number] | Sequence[Number], chunk_size: int) -> Shares:
     """Returns the exact shares of incremental allocation, computed on the host.
 
     Args:
@@ -114,7 +114,7 @@ def shares_of(weights: Sequence[Fraction], chunk_size: int) -> Shares:
     )
 
 
-def fixed_shares(weights: Mapping[str, Any] | Sequence[Any], chunk_size: int) -> Shares:
+def fixed_shares(weights: Mapping[str, Number] | Sequence[Number], chunk_size: int) -> Shares:
     """Returns shares whose quotas are the same in every chunk.
 
     One slot for each active component, the others by largest remainder of its weight.
@@ -155,7 +155,7 @@ def init_carry(shares: Shares) -> np.ndarray:
     return np.zeros(shares.rem.shape, dtype=np.int32)
 
 
-def rank(xp: Any, value: Array) -> Array:
+def rank(xp: Namespace, value: Array) -> Array:
     """Place of each element in ascending order, ties to the earlier: int32, along the last axis."""
     k = value.shape[-1]
     if xp is np and value.ndim == 2 and k <= _SMALL:  # many at once, one component after another
@@ -177,7 +177,7 @@ def rank(xp: Any, value: Array) -> Array:
     return xp.argsort(order, axis=-1, stable=True).astype(xp.int32)
 
 
-def _least(xp: Any, value: Array, number: Array) -> Array:
+def _least(xp: Namespace, value: Array, number: Array) -> Array:
     """The so many smallest elements of (k,), ties to the earlier: bool (k,). At least one."""
     if xp is not np or value.size <= _SMALL:
         return rank(xp, value) < number

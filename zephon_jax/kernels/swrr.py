@@ -8,11 +8,10 @@ about two samples of its share, so the mixture is right long before the chunk en
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import numpy as np
 
-from zephon_jax._arrays import Array, as_int, is_tracer, namespace
+from zephon_jax._arrays import Array, Namespace, as_int, is_tracer, namespace
 from zephon_jax.kernels.quota import MAX_CHUNK_SIZE
 
 __all__ = ["can_pack", "check_counts", "order", "order_packed"]
@@ -45,7 +44,7 @@ def check_counts(counts: Array, size: int | None) -> tuple[Array, int]:
     return counts.astype(xp.int32), as_int(size, "size", 0, MAX_CHUNK_SIZE)
 
 
-def _start(xp: Any, counts: Array) -> Array:
+def _start(xp: Namespace, counts: Array) -> Array:
     """Deficits at slot 0, components first: n_d; those without samples can never win."""
     return xp.where(counts > 0, counts, _LOW).astype(xp.int32)
 

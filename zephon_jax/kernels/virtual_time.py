@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from zephon_jax._arrays import as_int
+from zephon_jax._arrays import GOLDEN, MAX_INDEX, Number, as_int
 from zephon_jax.kernels.draw_costs import PIECES, Draw, Pieces, UnitCost
 from zephon_jax.kernels.quota import exact_weights
 from zephon_jax.kernels.virtual_time_batch import Line, drawn_between
@@ -28,7 +28,6 @@ from zephon_jax.kernels.weights import integer_weights
 
 __all__ = ["VirtualTime", "draws_after"]
 
-_GOLDEN = 0x9E3779B97F4A7C15
 _PHASE_BITS = 64
 _PHASE_MASK = (1 << _PHASE_BITS) - 1
 # Dues are fractions over weights of at most 2^29. Two that differ do so by more than 2^-58 of the
@@ -91,7 +90,7 @@ def _phases(weights: Sequence[int]) -> list[int]:
     phases = [0] * len(weights)
     ranked = sorted(range(len(weights)), key=lambda d: (-weights[d], d))
     for rank, d in enumerate(ranked):
-        phases[d] = (rank + 1) * _GOLDEN & _PHASE_MASK
+        phases[d] = (rank + 1) * GOLDEN & _PHASE_MASK
     return phases
 
 
@@ -202,7 +201,7 @@ class VirtualTime:
             if part is None:
                 return None
             shift = part.base - c.spent - moment * c.weight
-            if abs(shift) >= 1 << 62:
+            if abs(shift) >= MAX_INDEX:
                 return None
             phase = c.phase / 2.0**_PHASE_BITS
             lines.append(Line(c.weight, phase, part.first - c.start, part.before + shift))
@@ -315,7 +314,7 @@ class VirtualTime:
         return int(draws / rate * 2.0**60) << _PHASE_BITS + _DUE_BITS - 60
 
 
-def draws_after(weights: Any, num_draws: int) -> np.ndarray:
+def draws_after(weights: Mapping[str, Number] | Sequence[Number], num_draws: int) -> np.ndarray:
     """How many of the first draws fall to each component, by virtual time with samples as cost.
 
     Args:
@@ -334,6 +333,6 @@ def draws_after(weights: Any, num_draws: int) -> np.ndarray:
       [[0, 0], [0, 1], [1, 1], [2, 1]]
     """
     exact = exact_weights(weights)
-    number = as_int(num_draws, "num_draws", 0, (1 << 62) - 1)
+    number = as_int(num_draws, "num_draws", 0, MAX_INDEX - 1)
     base = np.zeros(len(exact), dtype=np.int64)
     return VirtualTime(exact, 1, [UnitCost()] * len(exact), base).draws_after(number).copy()

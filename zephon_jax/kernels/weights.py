@@ -10,11 +10,9 @@ import heapq
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from fractions import Fraction
-from typing import Any
 
-import numpy as np
+from zephon_jax._arrays import Number, exact_number
 
 __all__ = [
     "MAX_DENOMINATOR",
@@ -28,7 +26,7 @@ __all__ = [
 MAX_DENOMINATOR = 1 << 29  # quota arithmetic adds three of these in 32 bits
 
 
-def exact_weight(value: Any, name: str) -> Fraction:
+def exact_weight(value: Number, name: str) -> Fraction:
     """Returns the exact value of one weight.
 
     Args:
@@ -43,27 +41,14 @@ def exact_weight(value: Any, name: str) -> Fraction:
       >>> exact_weight(0.1, "mixture['web']")
       Fraction(1, 10)
     """
-    numbers = (int, float, Fraction, Decimal, np.integer, np.floating)
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers):
-        raise TypeError(
-            f"mixture weights must be numbers; got {name} = {value!r} of type "
-            f"{type(value).__name__}."
-        )
-    if isinstance(value, Decimal):
-        finite = value.is_finite()
-    else:
-        finite = not isinstance(value, (float, np.floating)) or math.isfinite(value)
-    if not finite or value < 0:
+    exact = exact_number(value, name)
+    if exact < 0:
         raise ValueError(
-            f"mixture weights must be finite and not negative; got {name} = {value}.\n"
+            f"mixture weights must not be negative; got {name} = {value}.\n"
             "Leave it out of the mixture and of the datasets, or give it 0 to declare it without"
             " drawing from it."
         )
-    if isinstance(value, float):  # np.float64 included, whose repr is not a plain number
-        return Fraction(float.__repr__(value))
-    if isinstance(value, np.floating):
-        return Fraction(str(value))
-    return Fraction(int(value)) if isinstance(value, np.integer) else Fraction(value)
+    return exact
 
 
 def largest_remainder(shares: Sequence[Fraction], total: int) -> list[int]:
@@ -170,7 +155,7 @@ class MixtureSpec(Mapping[str, Fraction]):
 
     __slots__ = ("_weights",)
 
-    def __init__(self, weights: Mapping[str, Any]):
+    def __init__(self, weights: Mapping[str, Number]):
         if not isinstance(weights, Mapping):
             raise TypeError(
                 f"mixture must be a mapping of names to weights; got {type(weights).__name__}."

@@ -11,7 +11,7 @@ import bisect
 
 import numpy as np
 
-from zephon_jax.kernels import backend, quota
+from zephon_jax.kernels import quota, quota_fast_forward
 
 __all__ = ["Allocation"]
 
@@ -54,10 +54,10 @@ class Allocation:
         mark, carry = self._nearest(place)
         stride = self._stride  # read once: another thread may double it meanwhile
         while place - mark >= stride:
-            carry = backend.advance_carry(self.shares, carry, mark, mark + stride)
+            carry = quota_fast_forward.forward(self.shares, carry, mark, mark + stride)
             mark += stride
             self._save(mark, carry)
-        return backend.advance_carry(self.shares, carry, mark, place)
+        return quota_fast_forward.forward(self.shares, carry, mark, place)
 
     def _nearest(self, place: int) -> tuple[int, np.ndarray]:
         """The last saved carry at or before a place in the period, and where it stands."""
@@ -86,7 +86,7 @@ class Allocation:
             place = stop % self._period
             if place - self._nearest(place)[0] < stop - start:
                 return self.carry_at(stop)
-        return backend.advance_carry(self.shares, carry, start, stop)
+        return quota_fast_forward.forward(self.shares, carry, start, stop)
 
     def step(self, num_chunks: int, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The quotas of the chunk after so many and the next carry, int32 (k,) each."""
