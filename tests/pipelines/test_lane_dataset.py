@@ -314,3 +314,19 @@ def test_bad_record_spoils_no_other_one(tmp_path):
     assert sorted(found) == [number for number in range(60) if number != 40]
     (error,) = errors
     assert "record 40 (line 41) is not valid JSON" in error
+
+
+@pytest.mark.parametrize("skipped", [0, 250, 1333])
+def test_components_belong_to_their_samples_in_every_window_of_a_chunk(skipped):
+    """A chunk of records in memory is read in several windows, also from a slot in its middle."""
+    source = readable((600, 900, 300), chunk_size=1800, exhausted_policy="redistribute")
+    iterator = iter(zx.LaneIterDataset(source))
+    for _ in range(skipped):
+        next(iterator)
+    again = iter(zx.LaneIterDataset(source))
+    again.set_state(iterator.get_state())
+    elements = list(again)
+    assert len(elements) == 1800 - skipped
+    components = np.asarray([e["component_id"] for e in elements])
+    assert np.array_equal(components, [e["sample_id"][0] for e in elements])
+    assert np.array_equal([e["data"] for e in elements], expected_records(source, 0, 1)[skipped:])

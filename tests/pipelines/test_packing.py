@@ -119,6 +119,25 @@ def test_padding_and_documents_of_several_components():
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    ("layout", "columns"),
+    [("maxtext", ("inputs", "targets")), ("torchtitan", ("input",)), ("levanter", ("tokens",))],
+)
+def test_token_0_stays_where_another_one_pads(method, layout, columns):
+    docs = [{"tokens": [0, 5, 0, 0], "component_id": 1}]
+    (row,) = pack(dataset_of(docs), 6, method=method, layout=layout, pad_id=99)
+    expected = {
+        "inputs": [0, 5, 0, 99, 99, 99],
+        "targets": [5, 0, 0, 99, 99, 99],
+        "input": [0, 5, 0, 99, 99, 99],
+        "tokens": [0, 5, 0, 0, 99, 99],
+    }
+    assert {name: row[name].tolist() for name in columns} == {n: expected[n] for n in columns}
+    if layout == "torchtitan":
+        assert row["labels"].tolist() == [5, 0, 0, IGNORED, IGNORED, IGNORED]
+
+
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", ["maxtext", "levanter"])
 def test_checkpoints_at_every_step(method, layout):
     rows = pack(dataset_of(documents(14)), LENGTH, method=method, num_bins=3, layout=layout)
