@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from zephon_jax.elastic.dataset import ElasticIterDataset, LaneError
     from zephon_jax.elastic.global_batch import GlobalBatches, synchronized, to_global
     from zephon_jax.pipelines.ensure_mixture import EnsureMixtureIterDataset, ensure_mixture
+    from zephon_jax.pipelines.flush import FlushIterDataset
     from zephon_jax.pipelines.lane_dataset import LaneIterDataset
-    from zephon_jax.pipelines.lane_transforms import FlushIterDataset, mark_exhausted
     from zephon_jax.pipelines.map_dataset import MixtureMapDataset
+    from zephon_jax.pipelines.mark_exhausted import mark_exhausted
     from zephon_jax.pipelines.packing import component_tokens, pack
 
 __all__ = [
@@ -92,7 +93,7 @@ _ON_GRAIN = {  # name: the module that has it
     "ElasticIterDataset": "elastic.dataset",
     "EnsureMixtureIterDataset": "pipelines.ensure_mixture",
     "ensure_mixture": "pipelines.ensure_mixture",
-    "FlushIterDataset": "pipelines.lane_transforms",
+    "FlushIterDataset": "pipelines.flush",
     "GlobalBatches": "elastic.global_batch",
     "LaneError": "elastic.dataset",
     "LaneIterDataset": "pipelines.lane_dataset",
@@ -102,7 +103,7 @@ _ON_GRAIN = {  # name: the module that has it
     "pack": "pipelines.packing",
     "restore_checkpoint": "elastic.checkpoint.save_restore",
     "save_checkpoint": "elastic.checkpoint.save_restore",
-    "mark_exhausted": "pipelines.lane_transforms",
+    "mark_exhausted": "pipelines.mark_exhausted",
     "to_global": "elastic.global_batch",
 }
 _MODULES = {"orbax": "elastic.checkpoint.orbax", "plot": "analysis.plot"}

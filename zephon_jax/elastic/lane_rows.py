@@ -11,7 +11,7 @@ import numpy as np
 from zephon_jax import _compat
 from zephon_jax.elastic.columns import Columns, join, num_rows, slice_rows, stack
 from zephon_jax.kernels.keys import digest_words
-from zephon_jax.pipelines.lane_dataset import LaneIterDataset, _LaneIterator
+from zephon_jax.pipelines.lane_dataset import LaneIterator, LaneIterDataset
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import state_from_dict
 from zephon_jax.sources.work_source import WorkSource
@@ -60,24 +60,11 @@ class LanePlan(NamedTuple):
 class _Lane(LaneIterDataset):
     """A lane's dataset that knows the iterator which was opened on it last."""
 
-    opened: _OpenLane | None = None
+    opened: LaneIterator | None = None
 
-    def __iter__(self) -> _OpenLane:
-        self.opened = _OpenLane(self, self._slice)
+    def __iter__(self) -> LaneIterator:
+        self.opened = super().__iter__()
         return self.opened
-
-
-class _OpenLane(_LaneIterator):
-    """A lane's iterator whose reads show up in profiles."""
-
-    has_read = False  # False for ever where another process reads
-
-    def _read(self, windows: Any) -> Any:
-        import jax
-
-        self.has_read = True
-        with jax.profiler.TraceAnnotation("zephon_jax.read"):
-            return super()._read(windows)
 
 
 def lane_dataset(plan: LanePlan, lane: int) -> tuple[_Lane, Any]:

@@ -21,7 +21,7 @@ from zephon_jax.kernels.keys import digest_words
 from zephon_jax.kernels.weights import MixtureSpec, exact_weight, integer_weights
 from zephon_jax.pipelines.balance import Balance
 from zephon_jax.pipelines.ensure_mixture_state import MixturePlace, MixtureRules
-from zephon_jax.pipelines.lane_transforms import EXHAUSTED
+from zephon_jax.pipelines.mark_exhausted import EXHAUSTED
 from zephon_jax.pipelines.record_weights import RecordWeights
 from zephon_jax.pipelines.reorder_buffer import Held, HeldRecords
 

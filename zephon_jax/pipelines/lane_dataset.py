@@ -24,12 +24,12 @@ from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.stateful_lane import state_from_dict, state_to_dict
 from zephon_jax.sources.work_source import WorkSource, check_source
 
-__all__ = ["LaneIterDataset"]
+__all__ = ["LaneIterDataset", "LaneIterator"]
 
 _THREADS = 4  # for all iterators of a process together
 _CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
 _LEAST_WINDOW = 1 << 18  # bytes
-_reading: weakref.WeakSet[_LaneIterator] = weakref.WeakSet()  # iterators that hold windows
+_reading: weakref.WeakSet[LaneIterator] = weakref.WeakSet()  # iterators that hold windows
 
 
 def _make_pool() -> DaemonThreads:
@@ -107,8 +107,8 @@ class LaneIterDataset(grain.IterDataset):
     def __str__(self) -> str:
         return f"LaneIterDataset({self.source!r}, lane={self.lane}, num_lanes={self.num_lanes})"
 
-    def __iter__(self) -> _LaneIterator:
-        return _LaneIterator(self, self._slice)
+    def __iter__(self) -> LaneIterator:
+        return LaneIterator(self, self._slice)
 
 
 class _Window(NamedTuple):
@@ -121,7 +121,7 @@ class _Window(NamedTuple):
     chunk: WorkChunk
 
 
-class _LaneIterator(grain.DatasetIterator):
+class LaneIterator(grain.DatasetIterator):
     """Delivers windows; its place is a chunk's state and a slot, whatever is read ahead."""
 
     def __init__(self, dataset: LaneIterDataset, part: slice):
@@ -130,6 +130,7 @@ class _LaneIterator(grain.DatasetIterator):
         self._lane = dataset.lane, dataset.num_lanes
         self._ids = dict(dataset.source.component_ids())
         self.limit: int | None = None  # the block of lanes before which it ends
+        self.has_read = False  # False for ever where another process reads
         self._go_to(dataset.source.init(*self._lane), part.start)
 
     @property
@@ -211,11 +212,15 @@ class _LaneIterator(grain.DatasetIterator):
         return None if loaded is None else self._block(loaded[0])
 
     def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
-        window = next(windows, None)
-        if window is None:
-            return None
-        source = self._dataset.source
-        return window, default_reader().read(source.datasets_by_id, window.sample_ids)
+        import jax
+
+        self.has_read = True
+        with jax.profiler.TraceAnnotation("zephon_jax.read"):  # reads show up in profiles
+            window = next(windows, None)
+            if window is None:
+                return None
+            by_id = self._dataset.source.datasets_by_id
+            return window, default_reader().read(by_id, window.sample_ids)
 
     def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
         reader, by_id = default_reader(), self._dataset.source.datasets_by_id
