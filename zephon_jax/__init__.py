@@ -107,11 +107,25 @@ _ON_GRAIN = {  # name: the module that has it
     "to_global": "elastic.global_batch",
 }
 _MODULES = {"orbax": "elastic.checkpoint.orbax", "plot": "analysis.plot"}
+# What public objects hold when they are pickled. Pickles name `zephon_jax` alone, so that they do
+# not depend on how the package is laid out: their classes say __module__ = "zephon_jax".
+_IN_PICKLES = {
+    "File": "data.files",
+    "LanePlan": "elastic.lane_rows",
+    "LaneProgress": "analysis.lane_progress",
+    "MixtureRules": "pipelines.ensure_mixture_state",
+    "Part": "data.split",
+    "RecordWeights": "pipelines.record_weights",
+    "SampleName": "analysis.diff",
+    "_Ahead": "pipelines.map_dataset",
+    "constant_rows": "elastic.steps",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_GRAIN:
-        return getattr(importlib.import_module(f"zephon_jax.{_ON_GRAIN[name]}"), name)
+    module = _ON_GRAIN.get(name) or _IN_PICKLES.get(name)
+    if module is not None:
+        return getattr(importlib.import_module(f"zephon_jax.{module}"), name)
     if name in _MODULES:
         return importlib.import_module(f"zephon_jax.{_MODULES[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,6 +37,8 @@ _MOST_BETWEEN = 1 << 26  # samples of a lane that are looked at one by one
 class Audit:
     """What `zx.audit` found out about a run so far."""
 
+    __module__ = "zephon_jax"
+
     # The source.
     source: WorkSource
     # How far each lane has read, by lane; of the newest dealing, where lanes were cut anew.

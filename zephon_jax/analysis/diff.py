@@ -41,6 +41,8 @@ class _Way(NamedTuple):
 class SampleName(NamedTuple):
     """A sample by the name of its dataset: ids of datasets differ between sources."""
 
+    __module__ = "zephon_jax"
+
     dataset: str
     shard_id: int
     sample_index: int
@@ -49,6 +51,8 @@ class SampleName(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class OrderDifference:
     """What `zx.diff` found out about two runs."""
+
+    __module__ = "zephon_jax"
 
     # True where the order is the same, for the whole of both runs or for `num_chunks`.
     same: bool

@@ -19,6 +19,8 @@ _MOST_WALKED = 1_000_000
 class LaneProgress(NamedTuple):
     """How far a lane has read."""
 
+    __module__ = "zephon_jax"
+
     lane: int
     num_lanes: int
     origin: int  # chunk from which on there are so many lanes

@@ -25,6 +25,8 @@ class Simulation:
     would take too much memory. Extremes, first and last draws and sums are exact all the same.
     """
 
+    __module__ = "zephon_jax"
+
     # Component names, in component order.
     names: tuple[str, ...]
     # Lanes that the chunks are dealt to.

@@ -34,6 +34,8 @@ class Dataset:
       (2, 1500, False)
     """
 
+    __module__ = "zephon_jax"
+
     # What the mixture calls it.
     name: str
     # Samples in each shard, int64 (num_shards,), read-only.

@@ -49,6 +49,8 @@ _S3_CONFIG = {
 class File(NamedTuple):
     """A file as it was when it was listed."""
 
+    __module__ = "zephon_jax"
+
     # Absolute local path, or URL with its protocol.
     path: str
     # Bytes.

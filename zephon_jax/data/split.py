@@ -25,6 +25,8 @@ _ONE = 1 << 30  # Fractions are rounded to this many units.
 class Part(NamedTuple):
     """Which samples of a dataset a part of it has."""
 
+    __module__ = "zephon_jax"
+
     # Shard of the whole for each shard of the part, int64 (n,).
     shard_ids: np.ndarray
     # Samples in each shard of the part, int64 (n,).

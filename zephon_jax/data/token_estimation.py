@@ -61,6 +61,8 @@ class TokenEstimation:
       True
     """
 
+    __module__ = "zephon_jax"
+
     # Not part of what makes two estimations equal: another process has another object.
     tokenizer: Callable[[Any], Any] | None = dataclasses.field(default=None, compare=False)
     field: str | None = dataclasses.field(default=None, kw_only=True)

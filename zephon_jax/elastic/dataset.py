@@ -71,6 +71,8 @@ class ElasticIterDataset(grain.IterDataset):
       ([(4,), (4,)], 64)
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(
         self,
         source: WorkSource,
@@ -236,6 +238,10 @@ class ElasticIterDataset(grain.IterDataset):
     def __str__(self) -> str:
         lanes = f"lanes {self.owned_lanes[0]} to {self.owned_lanes[-1]} of {self.num_lanes}"
         return f"ElasticIterDataset({self.source!r}, {lanes})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pipeline that was opened to look at it is opened anew where it is asked for.
+        return {name: value for name, value in vars(self).items() if name != "first_lane"}
 
     def __iter__(self) -> ElasticIterator:
         return ElasticIterator(self)

@@ -117,6 +117,8 @@ class GlobalBatches:
       [(4,), (4,), (4,), (4,)]
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(
         self,
         iterator: ElasticIterator,

@@ -32,6 +32,8 @@ class LaneError(RuntimeError):
         took none or that is not known.
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(
         self,
         message: str,
@@ -48,6 +50,8 @@ class LaneError(RuntimeError):
 
 class LanePlan(NamedTuple):
     """What it takes to run lanes, here or in another process."""
+
+    __module__ = "zephon_jax"
 
     source: WorkSource
     num_lanes: int

@@ -96,6 +96,9 @@ def constant_rows(rows: int, step: int) -> int:
     return rows
 
 
+constant_rows.__module__ = "zephon_jax"  # as for the classes that public objects hold
+
+
 def rows_each(global_batch_size: Any, num_lanes: int) -> int:
     """Rows that each lane gives to a global batch.
 

@@ -153,6 +153,8 @@ class MixtureSpec(Mapping[str, Fraction]):
       {'web': Fraction(3, 4), 'toy': Fraction(1, 4)}
     """
 
+    __module__ = "zephon_jax"
+
     __slots__ = ("_weights",)
 
     def __init__(self, weights: Mapping[str, Number]):

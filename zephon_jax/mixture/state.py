@@ -30,6 +30,8 @@ MAX_LISTED_VIRTUAL = 64
 class MixtureState(NamedTuple):
     """Where one lane stands. Immutable; every leaf is an array of 32-bit words."""
 
+    __module__ = "zephon_jax"
+
     lane: Any  # int32 ()
     num_lanes: Any  # int32 ()
     lag: Any  # int32 (), 1 where the lane has read its chunk of the block that `chunk` lies in

@@ -68,6 +68,8 @@ class StaticMixtureWorkSource(RunSource):
       (1400, True)
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(
         self,
         datasets: Sequence[Any],

@@ -79,6 +79,8 @@ class EnsureMixtureIterDataset(grain.IterDataset):
       [0, 1, 0, 1, 0, 1, 0, 1]
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(
         self,
         dataset: grain.IterDataset,

@@ -14,6 +14,8 @@ __all__ = ["MixturePlace", "MixtureRules"]
 class MixtureRules(NamedTuple):
     """What a place has to fit."""
 
+    __module__ = "zephon_jax"
+
     name: str  # for errors
     num_components: int
     max_replay: int

@@ -58,6 +58,8 @@ class FlushIterDataset(grain.IterDataset):
       [[0, 1, 2, 3], [4], [5, 6, 7, 8], [9]]
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(
         self, lane: grain.IterDataset, pipeline: Callable[[Any], Any], num_chunks: int = 8
     ):

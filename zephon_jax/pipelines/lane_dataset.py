@@ -77,6 +77,8 @@ class LaneIterDataset(grain.IterDataset):
       True
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(
         self,
         source: WorkSource,

@@ -28,6 +28,8 @@ class _Ahead:
     Each is handed out once, so that nobody holds what another one changes. Copies start anew.
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.elements: dict[int, dict[str, Any]] = {}
@@ -75,6 +77,8 @@ class MixtureMapDataset(grain.MapDataset):
       >>> len(dataset), sorted(dataset[i]["data"] for i in range(100)) == list(range(100))
       (100, True)
     """
+
+    __module__ = "zephon_jax"
 
     def __init__(self, source: WorkSource, read_config: MixtureReadConfig | None = None):
         super().__init__()

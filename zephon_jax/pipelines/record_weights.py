@@ -26,6 +26,8 @@ class RecordWeights:
         rows by their `component_ids`, and those of other records in the entry "tokens".
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(self, component_ids: Mapping[str, int], weigh: str | Callable[[Any], Any] | None):
         if not isinstance(component_ids, Mapping):
             raise TypeError(

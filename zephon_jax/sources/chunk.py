@@ -17,6 +17,8 @@ __all__ = ["MixtureReadConfig", "SampleId", "WorkChunk"]
 class SampleId(NamedTuple):
     """Names one sample."""
 
+    __module__ = "zephon_jax"
+
     dataset_id: int  # place of the dataset in the source's list
     shard_id: int  # place of the shard in the dataset's list
     sample_index: int  # place of the sample in the shard
@@ -65,6 +67,8 @@ class WorkChunk:
       >>> len(chunk), chunk.mixture["web"]
       (4, 0.75)
     """
+
+    __module__ = "zephon_jax"
 
     __slots__ = (
         "_ids", "_kept", "_names", "_target", "_upcoming", "_whole", "chunk_index", "counts",
@@ -140,15 +144,17 @@ class WorkChunk:
         chunk._fill(**fields)
         return chunk
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> dict[str, Any]:
         # What only saves time (orders kept, counts of chunks to come) stays behind.
-        fields = {
+        return {
             "names": self._names, "counts": self.counts, "ids": self._ids, "seed": self.seed,
             "target": self._target,
             "source_exhausted": self.source_exhausted, "chunk_index": self.chunk_index,
             "slot": self.slot, "num_lanes": self.num_lanes, "whole": self._whole,
         }  # fmt: skip
-        return _rebuild, (fields,)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._fill(**state)
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -232,7 +238,3 @@ def _check_names(argument: str, names: Any, kind: type) -> None:
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"{argument} must name components by strings; got {name!r}.")
-
-
-def _rebuild(fields: dict[str, Any]) -> WorkChunk:
-    return WorkChunk.from_arrays(**fields)

@@ -49,6 +49,8 @@ class MixtureReadConfig:
       'lattice'
     """
 
+    __module__ = "zephon_jax"
+
     mode: str = "smooth_weighted_round_robin"
     seed: int | None = None
     shuffle_within_component: bool = False

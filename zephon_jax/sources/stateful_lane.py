@@ -60,6 +60,8 @@ class StatefulLane:
     Made by `WorkSource.clone_for_lane`; bound once and for all to its lane.
     """
 
+    __module__ = "zephon_jax"
+
     def __init__(self, source: WorkSource, lane_id: int, canonical_replicas: int):
         self._source = source
         self._lane = check_lane(lane_id, canonical_replicas)

@@ -72,6 +72,8 @@ class WorkSource(abc.ABC):
       [(SampleId(dataset_id=0, shard_id=0, sample_index=1), 'numbers')]
     """
 
+    __module__ = "zephon_jax"
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "init" in vars(cls):
