@@ -18,8 +18,8 @@ from zephon_jax.elastic.iterator import revive
 from zephon_jax.elastic.lane_rows import LaneRows
 from zephon_jax.mixture.relane import relane
 from zephon_jax.mixture.state import from_words
-from zephon_jax.sources.checks import ChunkSpan
 from zephon_jax.sources.chunk import WorkChunk
+from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import state_from_dict
@@ -31,11 +31,11 @@ __all__ = ["Recut", "RecutSource", "StoppedSource", "boundary_of", "recut"]
 class _Wrapper(WorkSource):
     """A source that is another one but for where it begins or ends."""
 
-    begin, end = 0, None  # chunks of the source that are delivered
+    end: int | None = None  # the first chunk that is not delivered
 
     def __init__(self, source: WorkSource):
         self.source = source
-        self.seed = source.seed
+        self.seed, self.unit, self.begin = source.seed, source.unit, source.begin
 
     @property
     def uncut(self) -> WorkSource:
@@ -63,13 +63,19 @@ class _Wrapper(WorkSource):
         """Samples in a whole chunk."""
         return self.source.chunk_size_hint()
 
-    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> Any:
-        """The source's own state at a chunk."""
-        return self.source.seek(chunk_index, lane, num_lanes)
+    def origin_of(self, state: Any) -> int:
+        """The chunk from which on there are as many lanes as now."""
+        return self.source.origin_of(state)
 
-    def lanes_of_chunks(self, chunk_index: np.ndarray, num_lanes: int) -> np.ndarray | None:
+    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0) -> Any:
+        """The source's own state at a chunk."""
+        return self.source.seek(chunk_index, lane, num_lanes, origin=origin)
+
+    def lanes_of_chunks(
+        self, chunk_index: np.ndarray, num_lanes: int, *, origin: int = 0
+    ) -> np.ndarray | None:
         """The lane of each chunk."""
-        return self.source.lanes_of_chunks(chunk_index, num_lanes)
+        return self.source.lanes_of_chunks(chunk_index, num_lanes, origin=origin)
 
     def chunk_spans(self) -> tuple[ChunkSpan, ...] | None:
         """The source's chunks that are delivered."""
@@ -107,13 +113,12 @@ class StoppedSource(_Wrapper):
 
     def __init__(self, source: WorkSource, chunk_index: int):
         super().__init__(source)
-        self.begin = getattr(source, "begin", 0)
-        self.end = as_int(chunk_index, "chunk_index", self.begin)
+        self._stop = self.end = as_int(chunk_index, "chunk_index", self.begin)
 
     def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
         """The lane's next chunk, or None from the end on."""
         chunk, after = self.source.next_chunk(state)
-        if chunk is None or (chunk.chunk_index is not None and chunk.chunk_index >= self.end):
+        if chunk is None or (chunk.chunk_index is not None and chunk.chunk_index >= self._stop):
             return None, state
         return chunk, after
 
@@ -142,7 +147,7 @@ class RecutSource(_Wrapper):
 
     def __init__(self, source: WorkSource, chunk_index: int, num_lanes: int):
         super().__init__(source.source if isinstance(source, RecutSource) else source)
-        chunk_index = as_int(chunk_index, "chunk_index", getattr(source, "begin", 0))
+        chunk_index = as_int(chunk_index, "chunk_index", source.begin)
         self._states = relane([self.source.seek(chunk_index)], num_lanes)
         self.begin = from_words(self._states[0].origin)
 
@@ -163,16 +168,24 @@ class RecutSource(_Wrapper):
         self._check_lanes(num_lanes)
         return self._states[lane]
 
-    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> Any:
+    def _check_origin(self, origin: int) -> None:
+        if as_int(origin, "origin", 0) not in (0, self.begin):
+            raise ValueError(f"the run was cut at chunk {self.begin}; got origin = {origin}.")
+
+    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0) -> Any:
         """The state whose next chunk is this lane's first at or after a chunk."""
         self._check_lanes(num_lanes)
+        self._check_origin(origin)
         chunk_index = max(as_int(chunk_index, "chunk_index", 0), self.begin)
-        return self.source.seek(chunk_index, lane, num_lanes, origin=self.begin)  # type: ignore[call-arg]
+        return self.source.seek(chunk_index, lane, num_lanes, origin=self.begin)
 
-    def lanes_of_chunks(self, chunk_index: np.ndarray, num_lanes: int) -> np.ndarray | None:
+    def lanes_of_chunks(
+        self, chunk_index: np.ndarray, num_lanes: int, *, origin: int = 0
+    ) -> np.ndarray | None:
         """The lane of each chunk from the cut on."""
         self._check_lanes(num_lanes)
-        return self.source.lanes_of_chunks(chunk_index, num_lanes, origin=self.begin)  # type: ignore[call-arg]
+        self._check_origin(origin)
+        return self.source.lanes_of_chunks(chunk_index, num_lanes, origin=self.begin)
 
     def places_of(
         self,
@@ -188,8 +201,7 @@ class RecutSource(_Wrapper):
         Takes the arguments of `locate`; `origin` is the cut, and need not be given.
         """
         self._check_lanes(num_lanes)
-        if as_int(origin, "origin", 0) not in (0, self.begin):
-            raise ValueError(f"the run was cut at chunk {self.begin}; got origin = {origin}.")
+        self._check_origin(origin)
         return self.source.places_of(
             sample_id, num_lanes, up_to_chunk, origin=self.begin, read_config=read_config
         )
@@ -212,7 +224,7 @@ def boundary_of(dataset: ElasticIterDataset, state: Mapping[str, Any]) -> int:
     missing = [lane for lane in range(num_lanes) if str(lane) not in state["lanes"]]
     if missing:
         raise ValueError(f"the boundary follows from all lanes; lanes {missing} are missing.")
-    begin = getattr(source, "begin", 0)
+    begin = source.begin
     blocks = [0]
     for lane in range(num_lanes):
         rows = LaneRows(dataset.plan, lane)

@@ -11,13 +11,14 @@ import numpy as np
 from zephon_jax._arrays import as_int
 from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
-from zephon_jax.mixture.locate import Dealing, places_of
+from zephon_jax.mixture.locate import Dealing, places_of, times_drawn
 from zephon_jax.mixture.positions import FAR, MAX_SAMPLES
 from zephon_jax.mixture.run import MixtureRun
-from zephon_jax.mixture.settings import Knobs
-from zephon_jax.mixture.state import MixtureState
-from zephon_jax.sources.checks import ChunkSpan, check_lane, lane_of
+from zephon_jax.mixture.settings import CONFIG_THINGS, Knobs
+from zephon_jax.mixture.state import MixtureState, from_words
+from zephon_jax.sources.checks import check_lane, lane_of
 from zephon_jax.sources.chunk import SampleId, WorkChunk
+from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.work_source import WorkSource
@@ -80,7 +81,7 @@ class RunSource(WorkSource):
         return tuple(found)
 
     def lanes_of_chunks(
-        self, chunk_index: np.ndarray, num_lanes: int, origin: int = 0
+        self, chunk_index: np.ndarray, num_lanes: int, *, origin: int = 0
     ) -> np.ndarray:
         """The lane of each chunk: int64 (n,)."""
         knobs = self._knobs
@@ -88,7 +89,42 @@ class RunSource(WorkSource):
             chunk_index, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin
         )
 
+    def drawn_before(self, chunk_index: int) -> np.ndarray:
+        """Samples of each component drawn before a chunk, of all lanes: int64 (k,)."""
+        return self.eras.seek(self._chunk_index(chunk_index)).drawn.copy()
+
+    def chunk_counts(self, first: int, num_chunks: int) -> ChunkCounts:
+        """Counts of many chunks: the first of them that stand for the same shares."""
+        first = self._chunk_index(first, "first")
+        return self.run.counter.counts(first, as_int(num_chunks, "num_chunks", 0))
+
+    def pass_sizes(self) -> np.ndarray:
+        """Samples in a pass of each component's dataset: int64 (k,)."""
+        return self.eras.rules.totals
+
+    def fingerprint(self) -> dict[str, int]:
+        """A digest of each thing that fixes the order, by its name."""
+        return dict(zip(CONFIG_THINGS, self.run.config.tolist(), strict=True))
+
+    def times_read(self, sample_id: Any, up_to_chunk: int) -> int:
+        """How often the chunks before one hold a sample."""
+        found = self._wanted(sample_id, 1, up_to_chunk)[0]
+        drawn = int(self.drawn_before(up_to_chunk)[found.dataset_id])
+        return times_drawn(self.run.cursors.of_epoch(0)[found.dataset_id], found, drawn)
+
+    def _chunk_index(self, chunk_index: int, name: str = "chunk_index") -> int:
+        return as_int(chunk_index, name, 0, MAX_SAMPLES // self._knobs.chunk_size)
+
     # States
+
+    def origin_of(self, state: MixtureState) -> int:
+        """The chunk from which on there are as many lanes as now."""
+        return from_words(state.origin)
+
+    def check_chunk(self, chunk: WorkChunk) -> None:
+        """Checks a chunk that a subclass made; the mixture's own name all components."""
+        if not isinstance(chunk, WorkChunk) or chunk.names is not self._knobs.names:
+            super().check_chunk(chunk)
 
     def init(self, lane: int = 0, num_lanes: int = 1) -> MixtureState:
         """Returns the state before a lane's first chunk.

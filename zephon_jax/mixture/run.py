@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.data.token_estimation import TokenEstimation, shard_costs
+from zephon_jax.mixture.chunk_counts import ChunkCounter
 from zephon_jax.mixture.chunk_samples import ChunkIds
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
@@ -50,7 +51,7 @@ class MixtureRun:
         counts: list[np.ndarray],
         tokens: TokenEstimation | None,
     ):
-        self._knobs = knobs
+        self._knobs, self._weighs_tokens = knobs, tokens is not None
         self._targets: dict[bytes, dict[str, float]] = {}
         self.cursors = Cursors(knobs, counts)
         shards, costs, ratios = [], None, np.zeros(0, dtype=np.int64)
@@ -73,6 +74,13 @@ class MixtureRun:
     @functools.cached_property
     def _ids(self) -> ChunkIds:
         return ChunkIds(self.cursors.draws(0), self._knobs.chunk_size)
+
+    @functools.cached_property
+    def counter(self) -> ChunkCounter:
+        """Counts of many chunks at once."""
+        bound = (-2.0, 1.0) if self._knobs.allocation == "incremental" else None
+        costs = self.eras.rules.costs if self._weighs_tokens else None
+        return ChunkCounter(self.eras, self._knobs.names, self.target_at, costs, bound)
 
     def _check_first_quotas(self) -> None:
         rules, quotas = self.eras.rules, self.eras.first_quotas()

@@ -19,7 +19,7 @@ from zephon_jax.mixture.settings import check_datasets, make_knobs
 __all__ = ["StaticMixtureWorkSource"]
 
 # Attributes that follow from the arguments.
-_BUILT = ("_datasets", "_settings", "_knobs", "_counts", "_by_id", "_ids", "_run")
+_BUILT = ("_datasets", "_settings", "_knobs", "_counts", "_by_id", "_ids", "_run", "unit")
 
 
 class StaticMixtureWorkSource(RunSource):
@@ -103,6 +103,7 @@ class StaticMixtureWorkSource(RunSource):
         self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in datasets]
         self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
+        self.unit = "samples" if self.token_estimation is None else "tokens"
         self._run = None  # not before all that decides the order is known
         if not self.requires_token_priming:
             self._run = MixtureRun(datasets, self._knobs, self._counts, self.token_estimation)
@@ -189,6 +190,10 @@ class StaticMixtureWorkSource(RunSource):
         ratios = ratios_of_fields(fields, mine, len(self._knobs.names))
         measured = estimation.with_ratios(dict(zip(self._knobs.names, ratios, strict=True)))
         return self.replace(token_estimation=measured)
+
+    def with_chunk_size(self, chunk_size: int) -> Self:
+        """The same mixture in chunks of another size."""
+        return self.replace(chunk_size=chunk_size)
 
     def replace(self, **settings: Any) -> Self:
         """A source with some arguments changed, named as in this class's constructor.

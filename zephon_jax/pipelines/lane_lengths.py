@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax.mixture.static import StaticMixtureWorkSource
-from zephon_jax.sources.checks import ChunkSpan
+from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["ENDLESS", "check_even", "lane_lengths", "number_of_sample", "seek_sample"]
@@ -183,9 +182,10 @@ def _lost(lengths: np.ndarray, rows: int) -> tuple[int, int]:
 
 def _advice(source: WorkSource, num_lanes: int, rows: int) -> str:
     """A chunk size that leaves next to nothing dropped, tried out; nothing where none is."""
-    if not isinstance(source, StaticMixtureWorkSource):
+    size = source.chunk_size_hint()
+    if size is None or not source.supports_indexing():
         return " Use smaller chunks."
-    total, size = len(source), source.chunk_size_hint()
+    total = len(source)
     blocks = max(1, total // (num_lanes * size))
     for n in range(blocks, blocks + _SUGGESTIONS):
         for candidate in {-(-total // (num_lanes * n)), total // (num_lanes * n)}:
@@ -195,9 +195,11 @@ def _advice(source: WorkSource, num_lanes: int, rows: int) -> str:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    other = source.replace(chunk_size=candidate)
+                    other = source.with_chunk_size(candidate)
             except ValueError:
                 continue
+            if other is None:
+                return " Use smaller chunks."
             lengths = lane_lengths(other, num_lanes)
             if lengths.min() and _lost(lengths, rows)[1] <= _TOLERATED * lengths.sum():
                 return f" chunk_size = {candidate} avoids it."

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from zephon_jax._arrays import as_int
 
 __all__ = [
-    "ChunkSpan",
     "check_lane",
     "checked_init",
     "checked_next",
@@ -101,11 +100,3 @@ def checked_next(next_chunk: Callable[..., Any]) -> Callable[..., Any]:
         return chunk, after
 
     return checked
-
-
-class ChunkSpan(NamedTuple):
-    """Chunks of one size in a row, of which the last may be short."""
-
-    first_chunk: int
-    num_chunks: int | None  # None where they never end
-    num_samples: int | None  # None where they never end

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax.sources.checks import (
-    ChunkSpan,
     check_lane,
     checked_init,
     checked_next,
@@ -23,6 +22,7 @@ from zephon_jax.sources.checks import (
     never_ends,
 )
 from zephon_jax.sources.chunk import SampleId, WorkChunk
+from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
 from zephon_jax.sources.codec import open_fields
 from zephon_jax.sources.find_sample import Place, as_list, check_sample_id, search
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
@@ -83,6 +83,10 @@ class WorkSource(abc.ABC):
 
     #: The seed that decides the order, None where there is none or only the chunks know it.
     seed: int | None = None
+    #: What a mixture's shares are shares of.
+    unit: Literal["samples", "tokens"] = "samples"
+    #: The first chunk that the source gives: where a run that was cut anew goes on.
+    begin: int = 0
 
     @abc.abstractmethod
     def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
@@ -144,12 +148,63 @@ class WorkSource(abc.ABC):
         """
         return None
 
-    def lanes_of_chunks(self, chunk_index: np.ndarray, num_lanes: int) -> np.ndarray | None:
-        """The lane that gets each of these chunks: int64 (n,); None where the source cannot say.
+    def lanes_of_chunks(
+        self, chunk_index: np.ndarray, num_lanes: int, *, origin: int = 0
+    ) -> np.ndarray | None:
+        """The lane that gets each of some chunks: int64 (n,); None where the source cannot say.
 
-        Each lane gets one chunk of every num_lanes in a row, counted from the first of the run.
+        Each lane gets one chunk of every num_lanes in a row, counted from chunk `origin` on.
         """
         return None
+
+    def drawn_before(self, chunk_index: int) -> np.ndarray | None:
+        """Samples of each component in the chunks before one, of all lanes together: int64 (k,).
+
+        In the order of `component_ids`; past the end those of the whole run. None where the source
+        cannot say: its chunks are then gone through.
+        """
+        return None
+
+    def chunk_counts(self, first: int, num_chunks: int) -> ChunkCounts | None:
+        """Counts of consecutive chunks by component, without drawing their samples.
+
+        Args:
+          first: Global index of the first chunk.
+          num_chunks: Chunks that are wanted. As many are given as stand for the same shares and
+            are worked out together: at least one where one is wanted and the run has not ended.
+
+        Returns:
+          Their counts, or None where the source cannot say: its chunks are then gone through.
+        """
+        return None
+
+    def pass_sizes(self) -> np.ndarray | None:
+        """Samples in a pass of each component: int64 (k,), in the order of `component_ids`.
+
+        For sources whose component ids are dataset ids, and which draw a component's samples pass
+        after pass, each once in a pass. None for others.
+        """
+        return None
+
+    def fingerprint(self) -> Mapping[str, int] | None:
+        """A digest of each thing that fixes the order, by its name: with the same, the same order.
+
+        None where the source has none: orders are then compared chunk by chunk.
+        """
+        return None
+
+    def with_chunk_size(self, chunk_size: int) -> WorkSource | None:
+        """A source of the same data in chunks of another size, or None where there is none."""
+        return None
+
+    @property
+    def uncut(self) -> WorkSource:
+        """The source of which this one is a part, from a chunk on or up to one: else itself."""
+        return self
+
+    def origin_of(self, state: Any) -> int:
+        """The chunk from which on there are as many lanes as a state says: 0 but after a cut."""
+        return 0
 
     def check_chunk(self, chunk: WorkChunk) -> None:
         """Checks that a chunk holds declared components only.
@@ -183,12 +238,23 @@ class WorkSource(abc.ABC):
         """
         check_lane(*lane_of(state))
 
-    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1) -> Any:
+    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0) -> Any:
         """Returns the state whose next chunk is this lane's first at or after `chunk_index`.
 
-        This default replays from the start. A chunk without a `chunk_index` of its own counts as
-        dealt in turn: a lane's n-th chunk is number n * num_lanes + lane.
+        This default replays from the start, and cannot be cut anew. A chunk without a
+        `chunk_index` of its own counts as dealt in turn: a lane's n-th chunk is number
+        n * num_lanes + lane.
+
+        Args:
+          chunk_index: Global index of a chunk.
+          lane: The lane.
+          num_lanes: Number of lanes.
+          origin: The chunk from which on there are so many lanes: where the run was cut anew.
+
+        Raises:
+          TypeError, ValueError: If an argument is not allowed.
         """
+        self._check_uncut(origin)
         chunk_index = as_int(chunk_index, "chunk_index", 0)
         state = self.init(lane, num_lanes)
         dealt = lane
@@ -283,13 +349,24 @@ class WorkSource(abc.ABC):
         anew; mixtures compute the places. In an endless run there may be no end of them.
         """
         found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
+        self._check_uncut(origin)
+        config = check_read_config(read_config)
+        states = first_states(self, num_lanes)
+        return search(self.next_chunk, states, found, up_to_chunk, config)
+
+    def times_read(self, sample_id: Any, up_to_chunk: int) -> int:
+        """How often the chunks before one hold a sample: `places_of`, counted.
+
+        Raises:
+          TypeError, ValueError: If there is no such sample.
+        """
+        return sum(1 for _ in self.places_of(sample_id, up_to_chunk=up_to_chunk))
+
+    def _check_uncut(self, origin: int) -> None:
         if as_int(origin, "origin", 0):
             raise ValueError(
                 f"{type(self).__name__} is not cut anew in mid-run: origin must be 0; got {origin}."
             )
-        config = check_read_config(read_config)
-        states = first_states(self, num_lanes)
-        return search(self.next_chunk, states, found, up_to_chunk, config)
 
     def _wanted(
         self, sample_id: Any, num_lanes: Any, up_to_chunk: Any
