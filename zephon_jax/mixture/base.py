@@ -11,10 +11,11 @@ import numpy as np
 from zephon_jax._arrays import as_int
 from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.fingerprint import named_digests
 from zephon_jax.mixture.locate import Dealing, places_of, times_drawn
 from zephon_jax.mixture.positions import FAR, MAX_SAMPLES
 from zephon_jax.mixture.run import MixtureRun
-from zephon_jax.mixture.settings import CONFIG_THINGS, Knobs
+from zephon_jax.mixture.settings import Knobs
 from zephon_jax.mixture.state import MixtureState, from_words
 from zephon_jax.sources.checks import check_lane, lane_of
 from zephon_jax.sources.chunk import SampleId, WorkChunk
@@ -104,7 +105,7 @@ class RunSource(WorkSource):
 
     def fingerprint(self) -> dict[str, int]:
         """A digest of each thing that fixes the order, by its name."""
-        return dict(zip(CONFIG_THINGS, self.run.config.tolist(), strict=True))
+        return named_digests(self.run.config)
 
     def times_read(self, sample_id: Any, up_to_chunk: int) -> int:
         """How often the chunks before one hold a sample."""

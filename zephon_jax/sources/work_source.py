@@ -189,7 +189,8 @@ class WorkSource(abc.ABC):
     def fingerprint(self) -> Mapping[str, int] | None:
         """A digest of each thing that fixes the order, by its name: with the same, the same order.
 
-        None where the source has none: orders are then compared chunk by chunk.
+        A digest of 0 stands for what the source cannot tell. None where the source has none at all:
+        orders are then compared chunk by chunk.
         """
         return None
 
