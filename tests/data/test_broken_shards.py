@@ -19,10 +19,10 @@ import zstandard
 from array_record.python.array_record_module import ArrayRecordWriter
 
 import zephon_jax as zx
-from zephon_jax.data import shard_index as index
 from zephon_jax.data.cache.stager import Stager
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.reader import Reader, read
+from zephon_jax.data.shard_index import IndexStore
 
 NUM_RECORDS = 400
 
@@ -82,7 +82,6 @@ WRITERS = {
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(index, "_scanned", {})
 
 
 def ids(*places):
@@ -349,12 +348,13 @@ def lane_goes_on(folder, small_disk):
 
 
 def index_does_without(folder, small_disk):
-    index._MANY_BYTES = 0
     os.environ["ZEPHON_JAX_CACHE"] = str(small_disk)
     with pytest.raises(OSError, match="No space"):
         (small_disk / "others").write_bytes(bytes(300 << 10))
     dataset = Dataset.from_path("far", write_jsonl(folder))
     assert read({0: dataset}, ids(399)) == [399]
+    store = IndexStore(str(small_disk / "index"), min_bytes=0)
+    assert store.count_samples([dataset.shard(0)], "far", str).tolist() == [400]
     assert not [name for name in os.listdir(small_disk / "index") if "lock" not in name]
 
 
@@ -394,15 +394,16 @@ def test_copy_that_cannot_be_written(tmp_path, monkeypatch, largest_file):
 
 
 def test_index_that_cannot_be_written(tmp_path, monkeypatch, largest_file):
-    monkeypatch.setattr(index, "_MANY_BYTES", 0)
     monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "0.jsonl").write_text("7\n" * 20_000)  # 160 KB of offsets
     dataset = Dataset.from_path("many", tmp_path / "data")
     assert read({0: dataset}, ids(19_999)) == [7]
-    written = os.listdir(tmp_path / "cache" / "index")
-    assert not [name for name in written if "lock" not in name]
-    largest_file()
-    monkeypatch.setattr(index, "_scanned", {})
-    Dataset.from_path("many", tmp_path / "data")
-    assert [name for name in os.listdir(tmp_path / "cache" / "index") if "lock" not in name]
+    shards, found = [dataset.shard(0)], []
+    for _ in range(2):
+        store = IndexStore(str(tmp_path / "index"), min_bytes=0)
+        assert store.count_samples(shards, "many", str).tolist() == [20_000]
+        assert store.index_of(shards[0], "many").num_samples == 20_000
+        found.append([name for name in os.listdir(tmp_path / "index") if "lock" not in name])
+        largest_file()
+    assert list(map(len, found)) == [0, 1]

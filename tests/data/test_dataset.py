@@ -2,18 +2,20 @@
 
 import json
 import multiprocessing
+import os
 import pickle
 import time
 
 import cloudpickle
 import numpy as np
 import pytest
+from filelock import FileLock
 
-from zephon_jax.data import dataset as catalog
 from zephon_jax.data import reader
-from zephon_jax.data import shard_index as index
+from zephon_jax.data.cache.stager import Stager
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.files import natural_key
+from zephon_jax.data.shard_index import IndexStore
 
 
 def write_jsonl(path, values):
@@ -117,9 +119,8 @@ def test_from_path_refuses(tmp_path):
     assert Dataset.from_path("a", tmp_path, format="jsonl").num_shards == 1
 
 
-def test_counts_skip_counting(tmp_path, monkeypatch):
-    write_jsonl(tmp_path / "a.jsonl", [1, 2])
-    monkeypatch.setattr(catalog, "count_samples", None)
+def test_counts_skip_counting(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"")  # Who opens it sees that it is none.
     assert Dataset.from_path("a", tmp_path, counts=[2]).num_samples == 2
 
 
@@ -228,6 +229,19 @@ def test_split(numbered, by):
         assert sorted(members(inner["a"]) + members(inner["b"])) == sorted(found["train"])
 
 
+@pytest.mark.parametrize("by", ["sample", "shard"])
+def test_which_record_an_id_of_a_part_gives_does_not_depend_on_what_is_read_with_it(numbered, by):
+    part = numbered.split(seed=1, by=by, train=0.7)["train"]
+    inner = part.split(seed=2, a=0.5)["a"]
+    for datasets in ({3: part}, {3: inner}):
+        counts = datasets[3].shard_counts.tolist()
+        ids = np.array([(3, s, i) for s, count in enumerate(counts) for i in range(count)])
+        np.random.default_rng(0).shuffle(ids)
+        alone = [reader.read(datasets, [sample_id])[0] for sample_id in ids]
+        assert reader.read(datasets, ids) == alone
+        assert reader.read(datasets, ids[::2]) == alone[::2]
+
+
 def test_split_of_counts_alone():
     parts = Dataset.from_counts("toy", [1 << 40] * 3).split(seed=0, a=1 / 3, b=1 / 3, c=1 / 3)
     assert sum(part.num_samples for part in parts.values()) == 3 << 40
@@ -252,91 +266,142 @@ def test_split_refuses(arguments, word):
         Dataset.from_counts("toy", [10]).split(seed=0, **arguments)
 
 
-@pytest.fixture
-def kept(monkeypatch, tmp_path):
-    """Index files are written for small data too, and no scan is remembered in memory."""
-    monkeypatch.setattr(index, "_MANY_BYTES", 0)
-    monkeypatch.setattr(index, "_scanned", {})
-    monkeypatch.setattr(index, "_tables", {})
-    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / ".cache"))
-    return tmp_path / ".cache" / "index"
+class CountingStager(Stager):
+    """Notes which local shards are opened to be scanned."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.scanned = []
+
+    def staged(self, shard):
+        self.scanned.append(os.path.basename(shard.file.path))
+        return super().staged(shard)
 
 
 @pytest.fixture
-def scans(monkeypatch):
-    scanned = []
-    original = index._scan
-
-    def scan(shard, *args, **kwargs):
-        scanned.append(shard.file.path[-7:])
-        return original(shard, *args, **kwargs)
-
-    monkeypatch.setattr(index, "_scan", scan)
-    return scanned
+def stager(tmp_path):
+    return CountingStager(tmp_path / ".cache")
 
 
-def test_index_is_kept_and_checked(tmp_path, kept, scans):
+def shards_of(folder):
+    listed = Dataset.from_path("a", folder, counts=[0] * len(list(folder.glob("*.jsonl"))))
+    return [listed.shard(shard_id) for shard_id in range(listed.num_shards)]
+
+
+def new_store(tmp_path, **limits):
+    """The indexes of another process, which keeps those of small data too."""
+    return IndexStore(str(tmp_path / ".cache" / "index"), **{"min_bytes": 0, **limits})
+
+
+def count_and_read(tmp_path, stager):
+    """Counts in a new process, and all values as it reads them by its index; then what it scanned.
+
+    The values are read as lines from the offsets in the index.
+    """
+    store, shards = new_store(tmp_path), shards_of(tmp_path)
+    counts = store.count_samples(shards, "here", str, stager).tolist()
+    values = []
+    for shard in shards:
+        index = store.index_of(shard, "here", stager)
+        opened = shard.fmt.open(shard.file.path, index, None)
+        values.append(list(opened.read(np.arange(index.num_samples))))
+        opened.close()
+    assert list(map(len, values)) == counts
+    scanned, stager.scanned = sorted(stager.scanned), []
+    return values, scanned
+
+
+def test_index_is_kept_and_checked(tmp_path, stager):
     for shard in range(3):
         write_jsonl(tmp_path / f"{shard}.jsonl", [shard] * (shard + 1))
-    assert Dataset.from_path("a", tmp_path).num_samples == 6
-    assert sorted(scans) == ["0.jsonl", "1.jsonl", "2.jsonl"]
-    scans.clear()
-    index._tables.clear()
-    dataset = Dataset.from_path("a", tmp_path)
-    assert reader.Reader().read({0: dataset}, [[0, 2, 2], [0, 1, 0]]) == [2, 1]
-    assert scans == []
+    values = [[0], [1, 1], [2, 2, 2]]
+    assert count_and_read(tmp_path, stager) == (values, ["0.jsonl", "1.jsonl", "2.jsonl"])
+    assert count_and_read(tmp_path, stager) == (values, [])
     write_jsonl(tmp_path / "1.jsonl", [1] * 32)
     write_jsonl(tmp_path / "3.jsonl", [3])
-    assert Dataset.from_path("a", tmp_path).shard_counts.tolist() == [1, 32, 3, 1]
-    assert sorted(scans) == ["1.jsonl", "3.jsonl"]
-    write_jsonl(tmp_path / "1.jsonl", [1] * 2)
-    assert Dataset.from_path("a", tmp_path).shard_counts.tolist() == [1, 2, 3, 1]
-    assert [path.suffix for path in kept.iterdir()] in ([".index", ".lock"], [".lock", ".index"])
+    values = [[0], [1] * 32, [2] * 3, [3]]
+    assert count_and_read(tmp_path, stager) == (values, ["1.jsonl", "3.jsonl"])
+    assert count_and_read(tmp_path, stager) == (values, [])
+    kept = {path.suffix for path in (tmp_path / ".cache" / "index").iterdir()}
+    assert kept == {".index", ".lock"}
 
 
-@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "junk"])
-def test_damaged_index_is_rebuilt(tmp_path, kept, scans, damage):
+def test_index_of_other_lines_in_as_many_bytes_is_not_used(tmp_path, stager):
+    path = write_jsonl(tmp_path / "a.jsonl", [1111, 22])
+    assert count_and_read(tmp_path, stager) == ([[1111, 22]], ["a.jsonl"])
+    size = path.stat().st_size
+    write_jsonl(path, [11, 22, 3])  # By the old index: two lines, the first of them no JSON.
+    assert path.stat().st_size == size
+    os.utime(path, (9, 9))
+    assert count_and_read(tmp_path, stager) == ([[11, 22, 3]], ["a.jsonl"])
+
+
+def test_any_byte_of_an_index_that_is_damaged_makes_for_a_scan(tmp_path, stager):
+    write_jsonl(tmp_path / "a.jsonl", [11, 22, 33])
+    write_jsonl(tmp_path / "b.jsonl", [44])
+    values = [[11, 22, 33], [44]]
+    assert count_and_read(tmp_path, stager) == (values, ["a.jsonl", "b.jsonl"])
+    (path,) = (tmp_path / ".cache" / "index").glob("*.index")
+    data = path.read_bytes()
+    damaged = [data[:-5], b"", b"x" * 999, data[8:]]
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        damaged.append(flipped)
+    for number, content in enumerate(damaged):
+        path.write_bytes(content)
+        found, scanned = count_and_read(tmp_path, stager)
+        assert found == values
+        assert scanned, number
+        found, _ = count_and_read(tmp_path, stager)
+        assert (found, count_and_read(tmp_path, stager)) == (values, (values, []))  # Rebuilt.
+
+
+def test_index_is_kept_where_it_is_worth_a_file(tmp_path, stager):
     write_jsonl(tmp_path / "a.jsonl", [1, 2])
-    assert Dataset.from_path("a", tmp_path).num_samples == 2
-    (path,) = kept.glob("*.index")
-    data = bytearray(path.read_bytes())
-    data[30] ^= 1
-    replacement = {"cut": data[:-5], "flip": bytes(data), "empty": b"", "junk": b"x" * 999}[damage]
-    path.write_bytes(replacement)
-    index._tables.clear()
-    scans.clear()
-    assert Dataset.from_path("a", tmp_path).num_samples == 2
-    assert scans == ["a.jsonl"]
+    limits = [{"min_shards": 1}, {"min_bytes": 4}, {"min_seconds": 0.0}]
+    for number, limit in enumerate([{}, *limits]):
+        store = IndexStore(str(tmp_path / ".cache" / f"{number}"), **limit)
+        store.count_samples(shards_of(tmp_path), "here", str, stager)
+        assert os.path.exists(store.path("here", "jsonl")) == bool(limit)
+    store = IndexStore(str(tmp_path / ".cache" / "asked"))
+    assert store.keep(shards_of(tmp_path), "here", str) == store.path("here", "jsonl")
+    assert os.path.exists(store.path("here", "jsonl"))
 
 
-def test_index_beside_the_data(tmp_path, kept):
+def test_index_beside_the_data(tmp_path):
     write_jsonl(tmp_path / "d" / "a.jsonl", [1, 2])
     (tmp_path / "d" / ".zephon_jax").mkdir()
-    assert Dataset.from_path("a", tmp_path / "d").num_samples == 2
-    assert (tmp_path / "d" / ".zephon_jax" / "jsonl.index").exists()
+    place = Dataset.from_path("a", tmp_path / "d").location
+    written = new_store(tmp_path).keep(shards_of(tmp_path / "d"), place, str)
+    assert written == str(tmp_path / "d" / ".zephon_jax" / "jsonl.index")
+    assert os.path.exists(written)
     assert Dataset.from_path("a", tmp_path / "d").num_samples == 2
 
 
-def test_index_where_nothing_can_be_written(tmp_path, kept, monkeypatch):
+def test_index_where_nothing_can_be_written(tmp_path, stager):
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "file" / "below"))
     write_jsonl(tmp_path / "a.jsonl", [1, 2])
-    dataset = Dataset.from_path("a", tmp_path / "a.jsonl")
-    assert reader.Reader().read({0: dataset}, [[0, 0, 1]]) == [2]
+    store = IndexStore(str(tmp_path / "file" / "below"), min_bytes=0)
+    (shard,) = shards_of(tmp_path)
+    assert store.count_samples([shard], "here", str).tolist() == [2]
+    assert store.index_of(shard, "here").num_samples == 2
 
 
 def _count(folder):
     return Dataset.from_path("a", folder).num_samples
 
 
-def test_index_by_several_processes(tmp_path, kept):
+def test_index_by_several_processes(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / ".cache"))
     for shard in range(80):
         write_jsonl(tmp_path / f"{shard}.jsonl", [shard] * 5)
     with multiprocessing.get_context("spawn").Pool(3) as pool:
         assert pool.map(_count, [tmp_path] * 6, chunksize=1) == [400] * 6
 
 
-def test_ten_thousand_shards_open_in_seconds(tmp_path, kept):
+def test_ten_thousand_shards_open_in_seconds(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / ".cache"))
     for shard in range(10_000):
         (tmp_path / f"{shard}.jsonl").write_text("1\n2\n")
     start = time.monotonic()
@@ -345,10 +410,9 @@ def test_ten_thousand_shards_open_in_seconds(tmp_path, kept):
     assert time.monotonic() - start < 20
 
 
-def test_index_lock_that_is_never_let_go(tmp_path, kept, monkeypatch):
-    monkeypatch.setattr(index, "_LOCK_SECONDS", 0.1)
-    monkeypatch.setattr(index, "_MANY_SHARDS", 1)
-    write_jsonl(tmp_path / "d" / "a.jsonl", [1, 2])
-    path = index._index_path(str(tmp_path / "d"), "jsonl")
-    with index._locked(path):
-        assert Dataset.from_path("a", tmp_path / "d").num_samples == 2
+def test_index_lock_that_is_never_let_go(tmp_path, stager):
+    write_jsonl(tmp_path / "a.jsonl", [1, 2])
+    store = new_store(tmp_path, lock_seconds=0.1)
+    os.makedirs(tmp_path / ".cache" / "index")
+    with FileLock(store.path("here", "jsonl") + ".lock"):
+        assert store.count_samples(shards_of(tmp_path), "here", str, stager).tolist() == [2]

@@ -1,5 +1,6 @@
 """Remote shards over a real S3 API: copies, faults, look-ahead."""
 
+import errno
 import gzip
 import json
 import multiprocessing
@@ -20,8 +21,8 @@ from support.helpers import wait_until
 from support.s3_server import S3Server
 
 import zephon_jax as zx
+from zephon_jax._process import DaemonThreads
 from zephon_jax.data import fetch
-from zephon_jax.data import shard_index as index
 from zephon_jax.data.cache.stager import Stager
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.reader import Reader
@@ -40,7 +41,6 @@ def bucket(server, request, tmp_path, monkeypatch):
     """An empty bucket; faults are off, pauses are short, nothing is remembered."""
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     monkeypatch.setattr(fetch, "_FIRST_DELAY", 0.01)
-    monkeypatch.setattr(index, "_scanned", {})
     monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
     faults = server.faults
     faults.latency = faults.errors_left = faults.cuts_left = 0
@@ -409,3 +409,27 @@ def test_what_is_tried_again(monkeypatch, error, num_calls, kind):
     if num_calls > 1:
         del errors[3:]
         assert fetch.with_retries(call) == 7
+
+
+def test_a_part_is_done_when_it_is_written(server, bucket, tmp_path, monkeypatch):
+    """A write fails, as on a full disk or by a kill: the next fetch brings that part again."""
+    monkeypatch.setattr(fetch, "_PART_BYTES", 1000)
+    data = os.urandom(4500)
+    put(bucket, "0.jsonl", data)
+    (file,) = open_remote(server, bucket, counts=[1]).shards
+    target, pool = tmp_path / "copy", DaemonThreads(2, "fetch")
+    target.write_bytes(bytes(len(data)))
+    write, failures = os.pwrite, [OSError(errno.ENOSPC, "full")]
+
+    def fail_once(fd, part, offset):
+        if offset == 2000 and failures:
+            raise failures.pop()
+        return write(fd, part, offset)
+
+    monkeypatch.setattr(os, "pwrite", fail_once)
+    with pytest.raises(OSError, match="full"):
+        fetch.fetch_file(file, server.storage_options, str(target), pool)
+    assert target.read_bytes() != data
+    fetch.fetch_file(file, server.storage_options, str(target), pool)
+    assert target.read_bytes() == data
+    pool.close()

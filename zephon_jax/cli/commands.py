@@ -26,7 +26,7 @@ from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.cli.output import answer, bar, careful, size
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
 from zephon_jax.data.dataset import Dataset
-from zephon_jax.data.shard_index import keep_index
+from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.mixture.config_schema import TEMPLATE, schema
 from zephon_jax.mixture.static import StaticMixtureWorkSource
@@ -127,7 +127,7 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
         if not dataset.shards:
             raise ValueError(f"dataset {dataset.name!r} has no files to index.")
         shards = [dataset.shard(shard_id) for shard_id in range(dataset.num_shards)]
-        path = keep_index(shards, dataset.location, dataset.describe_shard)
+        path = default_index_store().keep(shards, dataset.location, dataset.describe_shard)
         facts.append({**_facts(dataset), "index": path})
     lines = [
         f"{visible(one['name'])}: {counted(one['samples'], 'sample')} in"

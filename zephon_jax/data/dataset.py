@@ -16,7 +16,7 @@ from zephon_jax.data.files import File, PathLike, is_local
 from zephon_jax.data.find_shards import describe_shard, find_shards, location_of
 from zephon_jax.data.formats import get_format
 from zephon_jax.data.formats.base import named_error
-from zephon_jax.data.shard_index import count_samples
+from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.data.split import Part, split_samples, split_shards
 
 __all__ = ["Dataset"]
@@ -280,7 +280,7 @@ class Dataset:
         if counts is None:
             shards = [Shard(file, fmt, storage_options) for file in files]
             describe = functools.partial(describe_shard, name, files)
-            counts = count_samples(shards, location_of(path), describe)
+            counts = default_index_store().count_samples(shards, location_of(path), describe)
         checked = _checked_counts(name, counts)
         if len(checked) != len(files):
             raise ValueError(

@@ -13,7 +13,7 @@ from zephon_jax.data.cache.store import FULL_DISK
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.files import is_local
 from zephon_jax.data.formats import OpenShard, ShardIndex
-from zephon_jax.data.shard_index import check_unchanged, index_of
+from zephon_jax.data.shard_index import check_unchanged, default_index_store
 
 __all__ = ["OpenFiles"]
 
@@ -59,7 +59,9 @@ class OpenFiles:
         with self._staged(shard, stager) as (path, identity):
             index = ShardIndex(0)
             if shard.fmt.keeps_offsets and key not in self._handles:
-                index = index_of(shard, dataset.location, stager)  # May take a scan.
+                index = default_index_store().index_of(
+                    shard, dataset.location, stager
+                )  # May take a scan.
             with self._lock:
                 handle = self._handles.pop(key, None)
                 if handle is not None and handle.identity != identity:
