@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,20 @@ from zephon_jax.data.formats import FORMATS
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 SCRIPTS = sorted((ROOT / "examples" / "guide").rglob("*.py"))
+# Words that newcomers search for, each with a section that answers.
+SOUGHT = {
+    "data loader": "grain/",
+    "deterministic": "guarantees/",
+    "epoch": "configuration/#stop_after_passes",
+    "loss spike": "inspecting/#locate",
+    "preemption": "checkpoints/",
+    "reproducible": "guarantees/",
+    "resharding": "elastic/#another-number-of-lanes",
+    "sampler": "concepts/#a-source-is-a-pure-function",
+    "shuffle buffer": "configuration/#shuffle_block_size",
+    "storage_options": "data/#remote-files",
+    "validation": "data/#parts",
+}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
@@ -28,7 +43,7 @@ def test_code_blocks_run(page, tmp_path):
 
 
 def test_site_builds(tmp_path):
-    """Strict: a broken link, a page left out or an unknown reference is an error."""
+    """Strict: broken links and unknown references are errors. Its search finds usual words."""
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
@@ -39,6 +54,13 @@ def test_site_builds(tmp_path):
         value = getattr(zx, name)
         if not inspect.ismodule(value):
             assert f'id="{value.__module__}.{name}"' in reference
+    search = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+    sections = {part["location"]: f"{part['title']} {part['text']}" for part in search["docs"]}
+    for word, location in SOUGHT.items():
+        assert word in sections[location].lower(), word
+    terms = " ".join(part["title"] for part in search["docs"] if "glossary/#" in part["location"])
+    for word in SOUGHT.keys() - {"storage_options"}:
+        assert word in terms.lower(), word
 
 
 def test_scripts_run():
