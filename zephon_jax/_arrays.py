@@ -7,7 +7,6 @@ JAX has been imported already.
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
 from collections.abc import Collection, Iterable
@@ -120,7 +119,12 @@ def exact_number(
     numbers = (int, float, Fraction, Decimal, np.integer, np.floating)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers):
         raise TypeError(f"{name} must be a number; got {value!r} of type {type(value).__name__}.")
-    if isinstance(value, (float, Decimal, np.floating)) and not math.isfinite(value):
+    # A Decimal, or a long double, may be finite and yet larger than any float.
+    if isinstance(value, Decimal):
+        finite = value.is_finite()
+    else:
+        finite = not isinstance(value, (float, np.floating)) or bool(np.isfinite(value))
+    if not finite:
         raise ValueError(f"{name} must be finite; got {value}.")
     if isinstance(value, float):  # np.float64 included, whose repr is not a plain number
         exact = Fraction(float.__repr__(value))

@@ -7,11 +7,13 @@ import warnings
 from decimal import Decimal
 from fractions import Fraction
 from types import MappingProxyType
+from typing import ClassVar
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.helpers import chunks_of, mixture
+from support.sources import ways_of_stepping
 
 import zephon_jax as zx
 
@@ -308,15 +310,19 @@ def test_custom_sources_are_checked():
     source = Careless()
     for ids in ({"n": 0, "m": 0}, {"n": -3}):
         source.ids = ids
-        with pytest.raises(ValueError, match="unique"):
-            source.next_chunk(source.init())
+        for step in ways_of_stepping(source):
+            with pytest.raises(ValueError, match="unique"):
+                step()
 
     class Nothing(Careless):
+        ids: ClassVar = {"n": 0}
+
         def next_chunk(self, state):
             return None
 
-    with pytest.raises(TypeError, match="a chunk and a state"):
-        Nothing().next_chunk(Nothing().init())
+    for step in ways_of_stepping(Nothing()):
+        with pytest.raises(TypeError, match="a chunk and a state"):
+            step()
 
 
 @pytest.mark.parametrize(

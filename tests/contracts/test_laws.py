@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from support.helpers import chunks_of, mixture, samples_of
-from support.sources import ALL_SHUFFLES, SOURCES, CountSource, plain
+from support.sources import ALL_SHUFFLES, SOURCES, CountSource, plain, ways_of_stepping
 
 import zephon_jax as zx
 
@@ -130,8 +130,13 @@ def test_shell_is_the_same_lane(source):
 
 def test_lanes_are_checked(source):
     for lane, num_lanes in ((2, 2), (-1, 2), (0, 0)):
-        with pytest.raises(ValueError, match="lane"):
-            source.init(lane, num_lanes)
+        for begin in (
+            lambda a, b: source.seek(0, a, b),
+            source.clone_for_lane,
+            lambda a, b: zx.LaneIterDataset(source, a, b),
+        ):
+            with pytest.raises(ValueError, match="lane"):
+                begin(lane, num_lanes)
 
 
 def test_indexing_is_the_stream(source):
@@ -273,8 +278,9 @@ def test_undeclared_component_is_named():
         def next_chunk(self, state):
             return zx.WorkChunk({"stray": [(0, 0, 1)]}), state
 
-    with pytest.raises(ValueError, match="stray"):
-        Careless().next_chunk(Careless().init())
+    for step in ways_of_stepping(Careless()):
+        with pytest.raises(ValueError, match="stray"):
+            step()
 
 
 def test_lane_resonance():

@@ -20,8 +20,9 @@ from support.elastic_runs import (
 )
 
 import zephon_jax as zx
-from zephon_jax.elastic.recut import RecutSource, StoppedSource, boundary_of, recut
+from zephon_jax.elastic.recut import RecutSource, boundary_of, recut
 from zephon_jax.pipelines.lane_lengths import lane_lengths
+from zephon_jax.sources.stopped import StoppedSource
 
 
 def delivered(batches, name="x"):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import zephon_jax as zx
 from support.helpers import mixture
+from zephon_jax.sources.stopped import StoppedSource
 
 
 class CountState(NamedTuple):
@@ -104,3 +105,15 @@ def plain(chunk):
     parts = {name: ids.tolist() for name, ids in chunk.components.items()}
     target = dict(chunk.target_mixture)
     return chunk.chunk_index, parts, list(chunk), target, chunk.source_exhausted, chunk.seed
+
+
+def ways_of_stepping(source):
+    """Where the library draws a source's first chunk."""
+    return (
+        lambda: source.seek(1),
+        lambda: source.clone_for_lane(0, 1).next_chunk(),
+        lambda: next(iter(zx.LaneIterDataset(source))),
+        lambda: source.locate((0, 0, 0)),
+        lambda: zx.simulate(source, 1),
+        lambda: StoppedSource(source, 3).next_chunk(source.init()),
+    )

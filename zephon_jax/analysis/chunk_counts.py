@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax.sources.checks import first_states, never_ends
-from zephon_jax.sources.work_source import WorkSource
+from zephon_jax.sources.checks import first_states
+from zephon_jax.sources.walk import walk
+from zephon_jax.sources.work_source import WorkSource, never_ends
 
 __all__ = ["Stretch", "stretches"]
 
@@ -80,41 +81,26 @@ def _nothing(num_components: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _by_stepping(source: WorkSource, num_chunks: int | None, num_lanes: int) -> Iterator[Stretch]:
-    """The same for any source, a block of lanes at a time."""
+    """The same for any source."""
     place = {name: d for d, name in enumerate(source.component_ids())}
     gone: set[str] = set()
-    states = first_states(source, num_lanes)
-    block, more = 0, False
-    while states and (num_chunks is None or block * num_lanes < num_chunks):
-        if block * num_lanes >= _MOST_WALKED and num_chunks is None:
+    for walked, step in enumerate(walk(source, first_states(source, num_lanes))):
+        if num_chunks is not None and step.chunk_index >= num_chunks:
+            return
+        if walked >= _MOST_WALKED and num_chunks is None:
             raise ValueError(
                 f"{type(source).__name__} did not end within {_MOST_WALKED:,} chunks: say how far"
                 " to look with num_chunks=."
             )
-        found = []
-        for lane, state in list(states.items()):
-            chunk, after = source.next_chunk(state)
-            if chunk is None:
-                del states[lane]
-                continue
-            states[lane] = after
-            dealt = block * num_lanes + lane
-            index = dealt if chunk.chunk_index is None else chunk.chunk_index
-            if num_chunks is None or index < num_chunks:
-                found.append((index, lane, chunk))
-            else:
-                more = True
-        for index, lane, chunk in sorted(found, key=lambda one: one[:2]):
-            counts = np.zeros((1, len(place)), dtype=np.int64)
-            target = np.zeros(len(place))
-            for name, count in zip(chunk.names, chunk.counts.tolist(), strict=True):
-                counts[0, place[name]] = count
-            for name, share in chunk.target_mixture.items():
-                target[place[name]] = share
-            new = tuple(name for name in chunk.source_exhausted if name not in gone)
-            gone.update(new)
-            seed = chunk.seed if chunk.chunk_index is None else None
-            yield Stretch(index, counts, np.asarray([lane]), target, None, new, seed)
-        block += 1
-    if not more and all(source.next_chunk(state)[0] is None for state in states.values()):
-        yield Stretch(0, *_nothing(len(place)), ended=True)
+        chunk = step.chunk
+        counts = np.zeros((1, len(place)), dtype=np.int64)
+        target = np.zeros(len(place))
+        for name, count in zip(chunk.names, chunk.counts.tolist(), strict=True):
+            counts[0, place[name]] = count
+        for name, share in chunk.target_mixture.items():
+            target[place[name]] = share
+        new = tuple(name for name in chunk.source_exhausted if name not in gone)
+        gone.update(new)
+        seed = chunk.seed if chunk.chunk_index is None else None
+        yield Stretch(step.chunk_index, counts, np.asarray([step.lane]), target, None, new, seed)
+    yield Stretch(0, *_nothing(len(place)), ended=True)

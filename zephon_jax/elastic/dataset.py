@@ -18,6 +18,7 @@ from zephon_jax.elastic.row_sharding import row_sharding
 from zephon_jax.elastic.steps import Rules, constant_rows, rows_at, rows_each
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_lengths import ENDLESS, check_even, lane_lengths
+from zephon_jax.sources.checks import draw, first_state
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.work_source import WorkSource, check_source
@@ -207,7 +208,7 @@ class ElasticIterDataset(grain.IterDataset):
     @functools.cached_property
     def run_id(self) -> str:
         """Names the run: a digest of the source's settings and the number of lanes."""
-        state = encode_state(self.source.init(0, self.num_lanes))
+        state = encode_state(first_state(self.source, 0, self.num_lanes))
         return digest_words(2, "run", self.num_lanes, state).tobytes().hex()
 
     def padded(self, source: WorkSource) -> ElasticIterDataset:
@@ -266,7 +267,7 @@ def _seed_of(source: WorkSource) -> int:
     """The source's seed: what it says, else what its first chunk carries."""
     seed = source.seed
     if seed is None:
-        chunk, _ = source.next_chunk(source.init())
+        chunk, _ = draw(source, first_state(source, 0, 1))
         seed = None if chunk is None else chunk.seed
     return 0 if seed is None else int(seed)
 

@@ -12,6 +12,7 @@ from zephon_jax import _compat
 from zephon_jax.elastic.columns import Columns, join, num_rows, slice_rows, stack
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_dataset import LaneIterator, LaneIterDataset
+from zephon_jax.sources.checks import draw
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import state_from_dict
 from zephon_jax.sources.work_source import WorkSource
@@ -238,7 +239,7 @@ class LaneRows:
         state = self._dataset.opened.get_state()
         place = self._dataset.lane, self._dataset.num_lanes
         source = self._plan.source
-        chunk, _ = source.next_chunk(state_from_dict(source, state, place))
+        chunk, _ = draw(source, state_from_dict(source, state, place))
         if chunk is None:
             return None, None
         ids = chunk.order(self._plan.read_config)[1]

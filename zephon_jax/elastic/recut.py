@@ -7,7 +7,7 @@ be cut as often as one likes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,113 +17,18 @@ from zephon_jax.elastic.dataset import ElasticIterator, ElasticIterDataset
 from zephon_jax.elastic.iterator import revive
 from zephon_jax.elastic.lane_rows import LaneRows
 from zephon_jax.mixture.relane import relane
-from zephon_jax.mixture.state import from_words
-from zephon_jax.sources.chunk import WorkChunk
-from zephon_jax.sources.chunk_spans import ChunkSpan
+from zephon_jax.mixture.state import MixtureState, from_words
+from zephon_jax.sources.checks import draw
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import state_from_dict
+from zephon_jax.sources.stopped import SourcePart, StoppedSource
 from zephon_jax.sources.work_source import WorkSource
 
-__all__ = ["Recut", "RecutSource", "StoppedSource", "boundary_of", "recut"]
+__all__ = ["Recut", "RecutSource", "boundary_of", "recut"]
 
 
-class _Wrapper(WorkSource):
-    """A source that is another one but for where it begins or ends."""
-
-    end: int | None = None  # the first chunk that is not delivered
-
-    def __init__(self, source: WorkSource):
-        self.source = source
-        self.seed, self.unit, self.begin = source.seed, source.unit, source.begin
-
-    @property
-    def uncut(self) -> WorkSource:
-        """The source of which this is a part."""
-        return self.source
-
-    def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
-        """The source's own first state."""
-        return self.source.init(lane, num_lanes)
-
-    def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
-        """The source's own next chunk."""
-        return self.source.next_chunk(state)
-
-    def component_ids(self) -> Mapping[str, int]:
-        """The source's component ids."""
-        return self.source.component_ids()
-
-    @property
-    def datasets_by_id(self) -> Mapping[int, Any]:
-        """The source's datasets."""
-        return self.source.datasets_by_id
-
-    def chunk_size_hint(self) -> int | None:
-        """Samples in a whole chunk."""
-        return self.source.chunk_size_hint()
-
-    def origin_of(self, state: Any) -> int:
-        """The chunk from which on there are as many lanes as now."""
-        return self.source.origin_of(state)
-
-    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0) -> Any:
-        """The source's own state at a chunk."""
-        return self.source.seek(chunk_index, lane, num_lanes, origin=origin)
-
-    def lanes_of_chunks(
-        self, chunk_index: np.ndarray, num_lanes: int, *, origin: int = 0
-    ) -> np.ndarray | None:
-        """The lane of each chunk."""
-        return self.source.lanes_of_chunks(chunk_index, num_lanes, origin=origin)
-
-    def chunk_spans(self) -> tuple[ChunkSpan, ...] | None:
-        """The source's chunks that are delivered."""
-        spans, size = self.source.chunk_spans(), self.chunk_size_hint()
-        if spans is None or size is None:
-            return None
-        return tuple(_clipped(span, size, self.begin, self.end) for span in spans)
-
-    def check_state(self, state: Any) -> None:
-        """Checks that a state belongs to the source."""
-        self.source.check_state(state)
-
-
-def _clipped(span: ChunkSpan, size: int, begin: int, end: int | None) -> ChunkSpan:
-    """The part of a span from one chunk to another; only a span's last chunk may be short."""
-    first = max(span.first_chunk, begin)
-    stop = None if span.num_chunks is None else span.first_chunk + span.num_chunks
-    if end is not None and (stop is None or end < stop):
-        first = min(first, end)
-        return ChunkSpan(first, end - first, (end - first) * size)
-    if stop is None or span.num_samples is None:
-        return ChunkSpan(first, None, None)
-    if first >= stop:
-        return ChunkSpan(first, 0, 0)
-    return ChunkSpan(first, stop - first, span.num_samples - (first - span.first_chunk) * size)
-
-
-class StoppedSource(_Wrapper):
-    """A source that ends before a chunk, so that its lanes end at a common block boundary.
-
-    Args:
-      source: Any source that numbers its chunks.
-      chunk_index: The first chunk that is not delivered.
-    """
-
-    def __init__(self, source: WorkSource, chunk_index: int):
-        super().__init__(source)
-        self._stop = self.end = as_int(chunk_index, "chunk_index", self.begin)
-
-    def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
-        """The lane's next chunk, or None from the end on."""
-        chunk, after = self.source.next_chunk(state)
-        if chunk is None or (chunk.chunk_index is not None and chunk.chunk_index >= self._stop):
-            return None, state
-        return chunk, after
-
-
-class RecutSource(_Wrapper):
+class RecutSource(SourcePart[MixtureState]):
     """A mixture that goes on from a chunk with another number of lanes.
 
     Args:
@@ -145,7 +50,7 @@ class RecutSource(_Wrapper):
       [2, 3, 4]
     """
 
-    def __init__(self, source: WorkSource, chunk_index: int, num_lanes: int):
+    def __init__(self, source: WorkSource[MixtureState], chunk_index: int, num_lanes: int):
         super().__init__(source.source if isinstance(source, RecutSource) else source)
         chunk_index = as_int(chunk_index, "chunk_index", source.begin)
         self._states = relane([self.source.seek(chunk_index)], num_lanes)
@@ -157,7 +62,7 @@ class RecutSource(_Wrapper):
                 f"the run was cut into {len(self._states)} lanes; got num_lanes = {num_lanes}."
             )
 
-    def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
+    def init(self, lane: int = 0, num_lanes: int = 1) -> MixtureState:
         """The state in which a new lane begins.
 
         Raises:
@@ -172,7 +77,9 @@ class RecutSource(_Wrapper):
         if as_int(origin, "origin", 0) not in (0, self.begin):
             raise ValueError(f"the run was cut at chunk {self.begin}; got origin = {origin}.")
 
-    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0) -> Any:
+    def seek(
+        self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0
+    ) -> MixtureState:
         """The state whose next chunk is this lane's first at or after a chunk."""
         self._check_lanes(num_lanes)
         self._check_origin(origin)
@@ -189,7 +96,7 @@ class RecutSource(_Wrapper):
 
     def places_of(
         self,
-        sample_id: Any,
+        sample_id: Sequence[int],
         num_lanes: int = 1,
         up_to_chunk: int | None = None,
         *,
@@ -233,7 +140,7 @@ def boundary_of(dataset: ElasticIterDataset, state: Mapping[str, Any]) -> int:
         rows.close()  # first: a pipeline may read ahead on a thread
         place = rows.read_up_to()
         decoded = state_from_dict(source, place, (lane, num_lanes))
-        chunk, _ = source.next_chunk(decoded)
+        chunk, _ = draw(source, decoded)
         if chunk is not None and chunk.chunk_index is not None:
             begun = int(place["slot"]) > 0
             blocks.append((chunk.chunk_index - begin) // num_lanes + begun)

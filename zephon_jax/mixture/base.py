@@ -27,7 +27,7 @@ from zephon_jax.sources.work_source import WorkSource
 __all__ = ["RunSource"]
 
 
-class RunSource(WorkSource):
+class RunSource(WorkSource[MixtureState]):
     """What a source has as soon as it has a run. `StaticMixtureWorkSource` makes that of arguments.
 
     Fields that a subclass sets: the checked settings, the shard counts of each dataset, and the

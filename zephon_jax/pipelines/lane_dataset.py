@@ -17,7 +17,7 @@ from zephon_jax._arrays import as_int
 from zephon_jax._process import DaemonThreads, PerProcess
 from zephon_jax.data.reader import Reader, default_reader
 from zephon_jax.pipelines.lane_lengths import number_of_sample, seek_sample
-from zephon_jax.sources.checks import check_lane
+from zephon_jax.sources.checks import check_lane, draw
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.codec import slot_check
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
@@ -250,7 +250,7 @@ class LaneIterator(grain.DatasetIterator):
         try:
             while more or waiting:
                 while more and len(waiting) < (_CHUNKS_PLANNED if plan else 1):
-                    chunk, after = source.next_chunk(state)
+                    chunk, after = draw(source, state)
                     more = chunk is not None
                     if chunk is not None:
                         waiting.append((state, chunk, chunk.order(config)))

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax.sources.checks import draw, first_state, first_states
 from zephon_jax.sources.chunk_spans import ChunkSpan
+from zephon_jax.sources.walk import walk
 from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["ENDLESS", "check_even", "lane_lengths", "number_of_sample", "seek_sample"]
@@ -60,19 +62,6 @@ def _lengths_of(source: WorkSource, num_lanes: int, spans: tuple[ChunkSpan, ...]
     return found
 
 
-def _walk(source: WorkSource, num_lanes: int) -> np.ndarray:
-    """Goes through all chunks of a source that is known to end."""
-    found = np.zeros(num_lanes, dtype=np.int64)
-    for lane in range(num_lanes):
-        state = source.init(lane, num_lanes)
-        while True:
-            chunk, state = source.next_chunk(state)
-            if chunk is None:
-                break
-            found[lane] += len(chunk)
-    return found
-
-
 def lane_lengths(source: WorkSource, num_lanes: int) -> np.ndarray:
     """Returns the samples of each lane: int64 (num_lanes,), ENDLESS where they never end.
 
@@ -95,7 +84,10 @@ def lane_lengths(source: WorkSource, num_lanes: int) -> np.ndarray:
         raise ValueError(
             f"the steps of a run cannot be known: {error} Use rows_per_sample=None."
         ) from None
-    return _walk(source, num_lanes)
+    found = np.zeros(num_lanes, dtype=np.int64)
+    for step in walk(source, first_states(source, num_lanes)):
+        found[step.lane] += len(step.chunk)
+    return found
 
 
 def seek_sample(source: WorkSource, lane: int, num_lanes: int, index: int) -> tuple[Any, int]:
@@ -106,12 +98,12 @@ def seek_sample(source: WorkSource, lane: int, num_lanes: int, index: int) -> tu
     """
     spans = _known_spans(source, num_lanes)
     if spans is None:
-        state = source.init(lane, num_lanes)
-        while True:
-            chunk, after = source.next_chunk(state)
-            if chunk is None or index < len(chunk):
-                return state, index
-            state, index = after, index - len(chunk)
+        state = first_state(source, lane, num_lanes)
+        for step in walk(source, [state]):
+            if index < len(step.chunk):
+                return step.before, index
+            state, index = step.after, index - len(step.chunk)
+        return state, index
     size, begin = source.chunk_size_hint(), spans[0].first_chunk
     assert size is not None
     for chunk_index, missing in _short_chunks(spans, size):
@@ -133,7 +125,7 @@ def number_of_sample(
     spans = _known_spans(source, num_lanes)
     if spans is None:
         return None
-    chunk, _ = source.next_chunk(state)
+    chunk, _ = draw(source, state)
     if chunk is None:
         return int(_lengths_of(source, num_lanes, spans)[lane])
     size, begin = source.chunk_size_hint(), spans[0].first_chunk

@@ -1,26 +1,64 @@
-"""What any source must keep to: its lanes, and what its functions take and give."""
+"""What any source must keep to, checked where it meets the library: its lanes and its chunks.
+
+Whoever steps through a source does so by `first_state` and `draw`, so that the methods of a user's
+source stay as they were written and its mistakes are still named.
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Protocol, SupportsInt, TypeVar
 
 from zephon_jax._arrays import as_int
+from zephon_jax.sources.chunk import WorkChunk
 
 __all__ = [
+    "LaneState",
+    "State",
+    "Stepped",
     "check_lane",
-    "checked_init",
-    "checked_next",
+    "draw",
+    "first_state",
     "first_states",
     "lane_of",
-    "never_ends",
 ]
 
 _MOST_STEPPED = 1 << 20  # lanes that are stepped through side by side
 
 
-def check_lane(lane: Any, num_lanes: Any) -> tuple[int, int]:
+class LaneState(Protocol):
+    """A state: a NamedTuple that says which lane it is of."""
+
+    @property
+    def lane(self) -> SupportsInt:
+        """The lane."""
+        ...
+
+    @property
+    def num_lanes(self) -> SupportsInt:
+        """The number of lanes."""
+        ...
+
+
+State = TypeVar("State", bound=LaneState)
+
+
+class Stepped(Protocol[State]):
+    """What stepping through a source needs of it."""
+
+    def init(self, lane: int = 0, num_lanes: int = 1) -> State:
+        """The state before a lane's first chunk."""
+        ...
+
+    def next_chunk(self, state: State) -> tuple[WorkChunk | None, State]:
+        """The lane's next chunk and the state after it."""
+        ...
+
+    def check_chunk(self, chunk: WorkChunk) -> None:
+        """Refuses a chunk that holds undeclared components."""
+        ...
+
+
+def check_lane(lane: object, num_lanes: object) -> tuple[int, int]:
     """Returns a lane and the number of lanes as ints.
 
     Raises:
@@ -36,7 +74,7 @@ def check_lane(lane: Any, num_lanes: Any) -> tuple[int, int]:
     return lane, num_lanes
 
 
-def lane_of(state: Any) -> tuple[int, int]:
+def lane_of(state: LaneState) -> tuple[int, int]:
     """The lane and the number of lanes that a state belongs to."""
     try:
         return int(state.lane), int(state.num_lanes)
@@ -47,7 +85,16 @@ def lane_of(state: Any) -> tuple[int, int]:
         ) from None
 
 
-def first_states(source: Any, num_lanes: int) -> dict[int, Any]:
+def first_state(source: Stepped[State], lane: int, num_lanes: int) -> State:
+    """The state before a lane's first chunk, once the lane has been checked.
+
+    Raises:
+      TypeError, ValueError: If the lane is not in [0, num_lanes).
+    """
+    return source.init(*check_lane(lane, num_lanes))
+
+
+def first_states(source: Stepped[State], num_lanes: int) -> list[State]:
     """The state before the first chunk of each lane, where all lanes have to be stepped through.
 
     Raises:
@@ -58,45 +105,22 @@ def first_states(source: Any, num_lanes: int) -> dict[int, Any]:
             f"lanes of a {type(source).__name__} have to be gone through chunk by chunk, at most"
             f" {_MOST_STEPPED:,} of them; got num_lanes = {num_lanes}."
         )
-    return {lane: source.init(lane, num_lanes) for lane in range(num_lanes)}
+    return [first_state(source, lane, num_lanes) for lane in range(num_lanes)]
 
 
-def never_ends(source: Any) -> bool:
-    """True for a source that says that its run has no end; False where it cannot say."""
-    spans = source.chunk_spans()
-    if spans:
-        return spans[-1].num_chunks is None
-    if source.supports_indexing():
-        try:
-            len(source)
-        except TypeError:
-            return True
-    return False
+def draw(source: Stepped[State], state: State) -> tuple[WorkChunk | None, State]:
+    """Returns a lane's next chunk, checked, and the state after it.
 
-
-def checked_init(init: Callable[..., Any]) -> Callable[..., Any]:
-    """Puts the checks of lanes before a source's `init`."""
-
-    @functools.wraps(init)
-    def checked(self: Any, lane: int = 0, num_lanes: int = 1) -> Any:
-        return init(self, *check_lane(lane, num_lanes))
-
-    return checked
-
-
-def checked_next(next_chunk: Callable[..., Any]) -> Callable[..., Any]:
-    """Checks what a source's `next_chunk` gives."""
-
-    @functools.wraps(next_chunk)
-    def checked(self: Any, state: Any) -> tuple[Any, Any]:
-        drawn = next_chunk(self, state)
-        if not isinstance(drawn, tuple) or len(drawn) != 2:
-            raise TypeError(
-                f"{type(self).__name__}.next_chunk must return a chunk and a state; got {drawn!r}."
-            )
-        chunk, after = drawn
-        if chunk is not None:
-            self.check_chunk(chunk)
-        return chunk, after
-
-    return checked
+    Raises:
+      TypeError: If the source gives something else than a chunk, or None, and a state.
+      ValueError: If the chunk holds a component that the source does not declare.
+    """
+    drawn: object = source.next_chunk(state)
+    if not isinstance(drawn, tuple) or len(drawn) != 2:
+        raise TypeError(
+            f"{type(source).__name__}.next_chunk must return a chunk and a state; got {drawn!r}."
+        )
+    chunk, after = drawn
+    if chunk is not None:
+        source.check_chunk(chunk)
+    return chunk, after

@@ -10,14 +10,20 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import msgpack
 import numpy as np
 
 from zephon_jax._arrays import is_jax
+from zephon_jax.sources.checks import State, Stepped
 
-__all__ = ["VERSION", "decode_fields", "encode_state", "open_fields", "slot_check"]
+__all__ = [
+    "VERSION", "Decoded", "Plain", "decode", "decode_fields", "encode_state", "open_fields",
+    "slot_check",
+]  # fmt: skip
+
+Plain: TypeAlias = "bool | int | str | bytes | list[Plain] | None"  # what msgpack holds
 
 VERSION = 1
 _CHECKSUM_BYTES = 8
@@ -188,3 +194,27 @@ def decode_fields(like: Any, data: bytes, check: Callable[[list[Any]], None] | N
     if check is not None:
         check(fields)
     return _fit(fields, like, "state")
+
+
+class Decoded(Stepped[State], Protocol[State]):
+    """What decoding a state needs of its source."""
+
+    def check_encoded(self, fields: list[Plain]) -> None:
+        """Checks an encoded state's fields before they are decoded."""
+        ...
+
+    def check_state(self, state: State) -> None:
+        """Checks a decoded state."""
+        ...
+
+
+def decode(source: Decoded[State], data: bytes) -> State:
+    """Decodes a state and checks that it belongs to a source.
+
+    Raises:
+      TypeError: If `data` is not bytes.
+      ValueError: If it is damaged, or belongs to another source, naming what differs.
+    """
+    state = decode_fields(source.init(), data, source.check_encoded)
+    source.check_state(state)
+    return state

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, NamedTuple
 
@@ -11,8 +10,10 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import counted
-from zephon_jax.sources.chunk import SampleId, WorkChunk
+from zephon_jax.sources.checks import State, Stepped
+from zephon_jax.sources.chunk import SampleId
 from zephon_jax.sources.read_order import MixtureReadConfig
+from zephon_jax.sources.walk import walk
 
 __all__ = ["Place", "as_list", "check_sample_id", "search"]
 
@@ -29,7 +30,7 @@ class Place(NamedTuple):
     slot: int  # place in the chunk's reading order
 
 
-def check_sample_id(sample_id: Any, datasets: Mapping[int, Any]) -> SampleId:
+def check_sample_id(sample_id: Sequence[int], datasets: Mapping[int, Any]) -> SampleId:
     """Returns a sample id that names a sample of one of the datasets, where they are known.
 
     Raises:
@@ -82,49 +83,25 @@ def as_list(places: Iterator[Place], advice: str) -> list[Place]:
 
 
 def search(
-    next_chunk: Callable[[Any], tuple[WorkChunk | None, Any]],
-    states: Mapping[int, Any],
+    source: Stepped[State],
+    states: Sequence[State],
     sample_id: SampleId,
     up_to_chunk: int | None,
     config: MixtureReadConfig,
 ) -> Iterator[Place]:
-    """Goes through all chunks of all lanes, a lane step at a time, and looks for a sample.
+    """Goes through all chunks of all lanes, in the order of the run, and looks for a sample.
 
     Args:
-      next_chunk: Of the source.
+      source: Any source.
       states: The first state of each lane.
       sample_id: What to look for.
       up_to_chunk: The first chunk that is not looked at; None for the whole run.
       config: How chunks are read.
     """
-    lanes = (
-        _of_lane(next_chunk, state, sample_id, lane, len(states), up_to_chunk, config)
-        for lane, state in states.items()
-    )
-    # A lane's chunks ascend, so that the run's come in order where the lanes are merged.
-    merged = heapq.merge(*lanes, key=lambda one: one[0])
-    found = (place for _, places in merged for place in places)
-    for number, place in enumerate(found):
-        yield place._replace(pass_number=number)
-
-
-def _of_lane(
-    next_chunk: Callable[[Any], tuple[WorkChunk | None, Any]],
-    state: Any,
-    sample_id: SampleId,
-    lane: int,
-    num_lanes: int,
-    up_to_chunk: int | None,
-    config: MixtureReadConfig,
-) -> Iterator[tuple[int, list[Place]]]:
-    """The chunks of a lane by number, with the places of a sample in each."""
-    for step in count():
-        chunk, state = next_chunk(state)
-        if chunk is None:
+    number = count()
+    for step in walk(source, states):
+        if up_to_chunk is not None and step.chunk_index >= up_to_chunk:
             return
-        dealt = step * num_lanes + lane
-        index = dealt if chunk.chunk_index is None else chunk.chunk_index
-        if up_to_chunk is not None and index >= up_to_chunk:
-            return
-        slots = np.flatnonzero((chunk.order(config)[1] == sample_id).all(axis=1))
-        yield index, [Place(0, index, lane, step, slot) for slot in slots.tolist()]
+        slots = np.flatnonzero((step.chunk.order(config)[1] == sample_id).all(axis=1))
+        for slot in slots.tolist():
+            yield Place(next(number), step.chunk_index, step.lane, step.lane_step, slot)

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol
 
-from zephon_jax.sources.checks import check_lane, lane_of
+from zephon_jax.sources.checks import LaneState, State, check_lane, draw, lane_of
 from zephon_jax.sources.chunk import WorkChunk
-from zephon_jax.sources.codec import decode_fields, encode_state
+from zephon_jax.sources.codec import Decoded, decode, encode_state
 
-if TYPE_CHECKING:
-    from zephon_jax.sources.work_source import WorkSource
-
-__all__ = ["StatefulLane", "decode", "state_from_dict", "state_to_dict"]
+__all__ = ["StatefulLane", "state_from_dict", "state_to_dict"]
 
 
-def decode(source: WorkSource, data: bytes) -> Any:
-    """Decodes a state and checks that it belongs to a source.
+class _Source(Decoded[State], Protocol[State]):
+    """What a lane tells of its source."""
 
-    Raises:
-      TypeError: If `data` is not bytes.
-      ValueError: If it is damaged, or belongs to another source, naming what differs.
-    """
-    state = decode_fields(source.init(), data, source.check_encoded)
-    source.check_state(state)
-    return state
+    @property
+    def datasets_by_id(self) -> Mapping[int, Any]: ...
+
+    def component_ids(self) -> Mapping[str, int]: ...
+
+    def chunk_size_hint(self) -> int | None: ...
 
 
-def state_to_dict(state: Any) -> dict[str, Any]:
+def state_to_dict(state: LaneState) -> dict[str, int | str]:
     """A lane's state as plain JSON: lane, number of lanes and the encoded state."""
     lane, num_lanes = lane_of(state)
     encoded = base64.b64encode(encode_state(state)).decode("ascii")
     return {"lane": lane, "num_lanes": num_lanes, "state": encoded}
 
 
-def state_from_dict(source: WorkSource, state: Mapping[str, Any], lane: tuple[int, int]) -> Any:
+def state_from_dict(
+    source: Decoded[State], state: Mapping[str, Any], lane: tuple[int, int]
+) -> State:
     """Decodes the "state" entry of a plain JSON state and checks the lane it is for.
 
     Raises:
@@ -54,7 +52,7 @@ def state_from_dict(source: WorkSource, state: Mapping[str, Any], lane: tuple[in
     return decoded
 
 
-class StatefulLane:
+class StatefulLane(Generic[State]):
     """A lane of a source as an object with a place: `next_chunk()` moves it on.
 
     Made by `WorkSource.clone_for_lane`; bound once and for all to its lane.
@@ -62,13 +60,13 @@ class StatefulLane:
 
     __module__ = "zephon_jax"
 
-    def __init__(self, source: WorkSource, lane_id: int, canonical_replicas: int):
+    def __init__(self, source: _Source[State], lane_id: int, canonical_replicas: int):
         self._source = source
         self._lane = check_lane(lane_id, canonical_replicas)
         self._state = source.init(*self._lane)
 
     @property
-    def source(self) -> WorkSource:
+    def source(self) -> _Source[State]:
         """The source this is a lane of."""
         return self._source
 
@@ -87,10 +85,10 @@ class StatefulLane:
 
     def next_chunk(self) -> WorkChunk | None:
         """Returns this lane's next chunk, or None at the end."""
-        chunk, self._state = self._source.next_chunk(self._state)
+        chunk, self._state = draw(self._source, self._state)
         return chunk
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, int | str]:
         """The lane's place as plain JSON: lane, number of lanes and the encoded state."""
         return state_to_dict(self._state)
 
@@ -102,7 +100,7 @@ class StatefulLane:
         """
         self._state = state_from_dict(self._source, state, self._lane)
 
-    def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> StatefulLane:
+    def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> StatefulLane[State]:
         """Always raises: a lane is bound once.
 
         Raises:

@@ -7,31 +7,26 @@ chunk and the next state. States are immutable, so any of them can be kept, sent
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Generic, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from zephon_jax._arrays import as_int
-from zephon_jax.sources.checks import (
-    check_lane,
-    checked_init,
-    checked_next,
-    first_states,
-    lane_of,
-    never_ends,
-)
+from zephon_jax.sources.checks import State, check_lane, first_state, first_states, lane_of
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
-from zephon_jax.sources.codec import open_fields
+from zephon_jax.sources.codec import Plain, decode, open_fields
 from zephon_jax.sources.find_sample import Place, as_list, check_sample_id, search
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
-from zephon_jax.sources.stateful_lane import StatefulLane, decode
+from zephon_jax.sources.stateful_lane import StatefulLane
+from zephon_jax.sources.walk import walk
 
-__all__ = ["WorkSource", "check_source", "decode_state", "restore"]
+__all__ = ["WorkSource", "check_source", "decode_state", "never_ends", "restore"]
 
 
-def check_source(source: Any) -> None:
+def check_source(source: object) -> None:
     """Checks that something is a source.
 
     Raises:
@@ -41,14 +36,18 @@ def check_source(source: Any) -> None:
         raise TypeError(f"source must be a zx.WorkSource; got {source!r}.")
 
 
-class WorkSource(abc.ABC):
+class WorkSource(abc.ABC, Generic[State]):
     """Base class of all sources. Subclass it to write your own.
 
-    Give `init`, `next_chunk`, `component_ids` and, to read, `datasets_by_id`. States are
-    NamedTuples with the fields `lane` and `num_lanes`, and leaves that are ints, strings or
-    integer arrays whose structure, shapes and dtypes never change. The base puts checks around
-    both functions: `init` sees valid lanes only, and a chunk that holds an undeclared component
-    raises.
+    An author must give `init`, `next_chunk`, `component_ids` and, to read, `datasets_by_id`.
+    States are NamedTuples with the fields `lane` and `num_lanes`, and leaves that are ints,
+    strings or integer arrays whose structure, shapes and dtypes never change. Wherever the library
+    steps through a source, `init` is given valid lanes only, and a chunk that holds an undeclared
+    component raises.
+
+    An author may give what the source knows of its run without drawing it: `chunk_size_hint`,
+    `chunk_spans`, `lanes_of_chunks`, `chunk_counts`, `drawn_before`, `pass_sizes`, `fingerprint`,
+    a faster `seek`. Where one of them is left out, the run is gone through chunk by chunk.
 
     Example:
       >>> from typing import NamedTuple
@@ -74,26 +73,14 @@ class WorkSource(abc.ABC):
 
     __module__ = "zephon_jax"
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "init" in vars(cls):
-            cls.init = checked_init(vars(cls)["init"])
-        if "next_chunk" in vars(cls):
-            cls.next_chunk = checked_next(vars(cls)["next_chunk"])
-
-    #: The seed that decides the order, None where there is none or only the chunks know it.
-    seed: int | None = None
-    #: What a mixture's shares are shares of.
-    unit: Literal["samples", "tokens"] = "samples"
-    #: The first chunk that the source gives: where a run that was cut anew goes on.
-    begin: int = 0
+    # What an author must give.
 
     @abc.abstractmethod
-    def init(self, lane: int = 0, num_lanes: int = 1) -> Any:
+    def init(self, lane: int = 0, num_lanes: int = 1) -> State:
         """Returns the state before a lane's first chunk."""
 
     @abc.abstractmethod
-    def next_chunk(self, state: Any) -> tuple[WorkChunk | None, Any]:
+    def next_chunk(self, state: State) -> tuple[WorkChunk | None, State]:
         """Returns the lane's next chunk and the state after it.
 
         At the end the chunk is None and the state is the one that was given, for ever. The state
@@ -109,12 +96,21 @@ class WorkSource(abc.ABC):
         """The datasets that sample ids refer to, by dataset id; reading needs them."""
         return {}
 
+    # What an author may give.
+
+    #: The seed that decides the order, None where there is none or only the chunks know it.
+    seed: int | None = None
+    #: What a mixture's shares are shares of.
+    unit: Literal["samples", "tokens"] = "samples"
+    #: The first chunk that the source gives: where a run that was cut anew goes on.
+    begin: int = 0
+
     @property
     def requires_token_priming(self) -> bool:
         """True when the source has to measure its data before use."""
         return False
 
-    def prime(self, **settings: Any) -> WorkSource:
+    def prime(self, **settings: Any) -> WorkSource[State]:
         """Returns a source that has measured its data: itself, where there is nothing to measure.
 
         Args:
@@ -122,7 +118,7 @@ class WorkSource(abc.ABC):
         """
         return self
 
-    def primed_for(self, fields: list[Any]) -> WorkSource:
+    def primed_for(self, fields: list[Plain]) -> WorkSource[State]:
         """Returns a source that has measured nothing and takes what it needs from a saved state.
 
         Args:
@@ -130,7 +126,7 @@ class WorkSource(abc.ABC):
         """
         return self
 
-    def check_encoded(self, fields: list[Any]) -> None:  # noqa: B027
+    def check_encoded(self, fields: list[Plain]) -> None:
         """Checks an encoded state's fields before they are decoded by this source's structure.
 
         Raises:
@@ -194,16 +190,16 @@ class WorkSource(abc.ABC):
         """
         return None
 
-    def with_chunk_size(self, chunk_size: int) -> WorkSource | None:
+    def with_chunk_size(self, chunk_size: int) -> WorkSource[State] | None:
         """A source of the same data in chunks of another size, or None where there is none."""
         return None
 
     @property
-    def uncut(self) -> WorkSource:
+    def uncut(self) -> WorkSource[State]:
         """The source of which this one is a part, from a chunk on or up to one: else itself."""
         return self
 
-    def origin_of(self, state: Any) -> int:
+    def origin_of(self, state: State) -> int:
         """The chunk from which on there are as many lanes as a state says: 0 but after a cut."""
         return 0
 
@@ -231,7 +227,7 @@ class WorkSource(abc.ABC):
                 " start."
             )
 
-    def check_state(self, state: Any) -> None:
+    def check_state(self, state: State) -> None:
         """Checks a decoded state; sources that know more than its structure extend this.
 
         Raises:
@@ -239,7 +235,9 @@ class WorkSource(abc.ABC):
         """
         check_lane(*lane_of(state))
 
-    def seek(self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0) -> Any:
+    def seek(
+        self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0
+    ) -> State:
         """Returns the state whose next chunk is this lane's first at or after `chunk_index`.
 
         This default replays from the start, and cannot be cut anew. A chunk without a
@@ -257,16 +255,12 @@ class WorkSource(abc.ABC):
         """
         self._check_uncut(origin)
         chunk_index = as_int(chunk_index, "chunk_index", 0)
-        state = self.init(lane, num_lanes)
-        dealt = lane
-        while True:
-            chunk, after = self.next_chunk(state)
-            if chunk is None:
-                return state
-            here = dealt if chunk.chunk_index is None else chunk.chunk_index
-            if here >= chunk_index:
-                return state
-            state, dealt = after, dealt + num_lanes
+        state = first_state(self, lane, num_lanes)
+        for step in walk(self, [state]):
+            if step.chunk_index >= chunk_index:
+                return step.before
+            state = step.after
+        return state
 
     def supports_indexing(self) -> bool:
         """True when `source[i]`, `sample_id_at` and `len` work."""
@@ -284,7 +278,13 @@ class WorkSource(abc.ABC):
     def __bool__(self) -> bool:
         return True
 
-    def sample_ids_at(self, indices: Any, *, epoch: int = 0, read_config: Any = None) -> np.ndarray:
+    def sample_ids_at(
+        self,
+        indices: ArrayLike,
+        *,
+        epoch: int = 0,
+        read_config: MixtureReadConfig | None = None,
+    ) -> np.ndarray:
         """Sample ids (n, 3) by index in the run, where the source supports indexing."""
         raise self._no_indexing()
 
@@ -298,7 +298,7 @@ class WorkSource(abc.ABC):
 
     def locate(
         self,
-        sample_id: Any,
+        sample_id: Sequence[int],
         num_lanes: int = 1,
         up_to_chunk: int | None = None,
         *,
@@ -337,7 +337,7 @@ class WorkSource(abc.ABC):
 
     def places_of(
         self,
-        sample_id: Any,
+        sample_id: Sequence[int],
         num_lanes: int = 1,
         up_to_chunk: int | None = None,
         *,
@@ -352,10 +352,9 @@ class WorkSource(abc.ABC):
         found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
         self._check_uncut(origin)
         config = check_read_config(read_config)
-        states = first_states(self, num_lanes)
-        return search(self.next_chunk, states, found, up_to_chunk, config)
+        return search(self, first_states(self, num_lanes), found, up_to_chunk, config)
 
-    def times_read(self, sample_id: Any, up_to_chunk: int) -> int:
+    def times_read(self, sample_id: Sequence[int], up_to_chunk: int) -> int:
         """How often the chunks before one hold a sample: `places_of`, counted.
 
         Raises:
@@ -370,19 +369,32 @@ class WorkSource(abc.ABC):
             )
 
     def _wanted(
-        self, sample_id: Any, num_lanes: Any, up_to_chunk: Any
+        self, sample_id: Sequence[int], num_lanes: int, up_to_chunk: int | None
     ) -> tuple[SampleId, int, int | None]:
         """Checks what `places_of` is asked for."""
         found = check_sample_id(sample_id, self.datasets_by_id)
         stop = None if up_to_chunk is None else as_int(up_to_chunk, "up_to_chunk", 0)
         return found, check_lane(0, num_lanes)[1], stop
 
-    def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> StatefulLane:
+    def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> StatefulLane[State]:
         """Returns a small mutable object bound to one lane, for code that expects one."""
         return StatefulLane(self, lane_id, canonical_replicas)
 
 
-def decode_state(source: WorkSource, data: bytes) -> Any:
+def never_ends(source: WorkSource[State]) -> bool:
+    """True for a source that says that its run has no end; False where it cannot say."""
+    spans = source.chunk_spans()
+    if spans:
+        return spans[-1].num_chunks is None
+    if source.supports_indexing():
+        try:
+            len(source)
+        except TypeError:
+            return True
+    return False
+
+
+def decode_state(source: WorkSource[State], data: bytes) -> State:
     """Decodes a state and checks that it belongs to this source.
 
     Args:
@@ -401,7 +413,7 @@ def decode_state(source: WorkSource, data: bytes) -> Any:
     return decode(source, data)
 
 
-def restore(source: WorkSource, data: bytes) -> tuple[WorkSource, Any]:
+def restore(source: WorkSource[State], data: bytes) -> tuple[WorkSource[State], State]:
     """Decodes a state, for a source that may not have been primed yet.
 
     An unprimed source takes the measured ratios that were saved with the state: nothing is
