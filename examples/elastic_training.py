@@ -109,7 +109,7 @@ def report(plan, step, batch, loss):
 
 
 def host(plan):
-    """One host: restores what is there, trains, saves every third step."""
+    """One host: restores the last checkpoint if there is one, trains, saves every third step."""
     join_hosts(plan)
     sharding, everywhere = make_shardings()
     batches = zx.GlobalBatches(iter(make_lanes(sharding)), sharding)

@@ -18,7 +18,7 @@ def code_texts():
 
 
 def characters_texts():
-    """Unicode's characters and their names, but for those that are named by number or sound."""
+    """Unicode's characters and their names, but for characters named by number or sound."""
     named = ((chr(code), unicodedata.name(chr(code), "")) for code in range(sys.maxunicode + 1))
     yield "".join(
         f"{char} {name}\n"

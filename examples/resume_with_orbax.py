@@ -24,7 +24,7 @@ import zephon_jax as zx
 
 
 def host(plan):
-    """One host: restores what is there, trains, saves every third step."""
+    """One host: restores the last checkpoint if there is one, trains, saves every third step."""
     logging.disable(logging.WARNING)
     elastic_training.join_hosts(plan)
     sharding, everywhere = elastic_training.make_shardings()

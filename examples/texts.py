@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 
 
 def module_texts(root):
-    """The source files beneath a folder, but for tests and what was installed."""
+    """The source files beneath a folder, but for tests and installed packages."""
     skipped = {"test", "tests", "site-packages", "dist-packages", "pydoc_data"}
     for path in sorted(Path(root).rglob("*.py")):
         if path.is_file() and not skipped & set(path.relative_to(root).parts):

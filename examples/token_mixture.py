@@ -99,7 +99,7 @@ def make_source(folder, token_estimation=None):
 def run(source, num_steps):
     """Reads batches of packed rows.
 
-    Returns what was seen up to each: documents and tokens by component, (steps, components).
+    Returns the documents and tokens seen up to each step, by component: (steps, components) each.
     """
     documents = np.zeros(len(WEIGHTS), dtype=np.int64)
 
