@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from zephon_jax.pipelines.ensure_mixture import EnsureMixtureIterDataset, ensure_mixture
     from zephon_jax.pipelines.flush import FlushIterDataset
     from zephon_jax.pipelines.lane_dataset import LaneIterDataset
+    from zephon_jax.pipelines.map_batch import map_batch
     from zephon_jax.pipelines.map_dataset import MixtureMapDataset
     from zephon_jax.pipelines.mark_exhausted import mark_exhausted
     from zephon_jax.pipelines.packing import component_tokens, pack
+    from zephon_jax.pipelines.tokenize import tokenize
 
 __all__ = [
     "Audit",
@@ -69,6 +71,7 @@ __all__ = [
     "lanes",
     "lattice",
     "load_config",
+    "map_batch",
     "mark_exhausted",
     "orbax",
     "pack",
@@ -83,6 +86,7 @@ __all__ = [
     "swrr",
     "synchronized",
     "to_global",
+    "tokenize",
     "use_backend",
     "virtual_time",
 ]
@@ -103,8 +107,10 @@ _ON_GRAIN = {  # name: the module that has it
     "pack": "pipelines.packing",
     "restore_checkpoint": "elastic.checkpoint.save_restore",
     "save_checkpoint": "elastic.checkpoint.save_restore",
+    "map_batch": "pipelines.map_batch",
     "mark_exhausted": "pipelines.mark_exhausted",
     "to_global": "elastic.global_batch",
+    "tokenize": "pipelines.tokenize",
 }
 _MODULES = {"orbax": "elastic.checkpoint.orbax", "plot": "analysis.plot"}
 # What public objects hold when they are pickled. Pickles name `zephon_jax` alone, so that they do

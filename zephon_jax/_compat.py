@@ -5,7 +5,6 @@ Nothing else in the package looks behind their public interface.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -15,8 +14,6 @@ __all__ = [
     "Hosts",
     "batching_of",
     "distributed_hosts",
-    "flat_mapped",
-    "packed",
     "replace_parent",
     "set_next_index",
 ]
@@ -25,7 +22,7 @@ __all__ = [
 _BATCHES = ("BatchIterDataset", "BatchMapDataset", "RebatchIterDataset")
 _ROWS = (
     "BestFitPackIterDataset", "ConcatThenSplitIterDataset", "FirstFitPackIterDataset",
-    "FlatMapIterDataset", "FlatMapMapDataset",
+    "FlatMapIterDataset", "FlatMapMapDataset", "PackIterDataset",
 )  # fmt: skip
 
 
@@ -85,71 +82,6 @@ def distributed_hosts() -> Hosts:
     if state.client is None:
         return Hosts(None, 0, 1)
     return Hosts(state.client, int(state.process_id), int(state.num_processes or 1))
-
-
-_PACKERS = {"first_fit": "FirstFitPackIterDataset", "best_fit": "BestFitPackIterDataset"}
-_MAX_FAN_OUT = 1 << 30  # what Grain warns of is its own limit for random access
-
-
-class _FlatMap(grain.experimental.FlatMapTransform):
-    """A function as Grain's kind of transformation."""
-
-    max_fan_out = _MAX_FAN_OUT
-
-    def __init__(self, function: Callable[[Any], Sequence[Any]]):
-        self._function = function
-
-    def flat_map(self, element: Any) -> Sequence[Any]:
-        return self._function(element)
-
-
-def flat_mapped(dataset: Any, function: Callable[[Any], Sequence[Any]]) -> Any:
-    """A Grain dataset of all elements that a function makes of each element."""
-    return grain.experimental.FlatMapIterDataset(dataset, _FlatMap(function))
-
-
-def packed(dataset: Any, method: str, lengths: Mapping[str, int], num_bins: int) -> Any:
-    """Packs dicts of arrays with one of Grain's packers, whose state stands JSON.
-
-    Raises:
-      ValueError: If this version of Grain has no such packer.
-    """
-    if method == "concat_then_split":
-        joined = grain.experimental.ConcatThenSplitIterDataset(dataset, length_struct=dict(lengths))
-        return _TupleStates(joined)
-    packer = getattr(grain.experimental, _PACKERS[method], None)
-    if packer is None:
-        raise ValueError(f"Grain {grain.__version__} has no {_PACKERS[method]}; use 'first_fit'.")
-    return packer(
-        dataset, length_struct=dict(lengths), num_packing_bins=num_bins, shuffle_bins=False
-    )
-
-
-class _TupleStates(grain.IterDataset):
-    """Gives a packer back the tuples that JSON made lists: it skips an element without them."""
-
-    def __iter__(self) -> _TupleStatesIterator:
-        return _TupleStatesIterator(iter(self._parent))
-
-    def __str__(self) -> str:
-        return str(self._parent)
-
-
-class _TupleStatesIterator(grain.DatasetIterator):
-    def __next__(self) -> Any:
-        return next(self._parent)
-
-    def get_state(self) -> dict[str, Any]:
-        return self._parent.get_state()
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        slices, before = state["remainder_slices"], self._parent.get_state()
-        tuples = {name: tuple(part) for name, part in slices.items()}
-        try:
-            self._parent.set_state({**state, "remainder_slices": tuples})
-        except BaseException:
-            self._parent.set_state(before)  # it has let go of its remainder
-            raise
 
 
 def replace_parent(iterator: grain.DatasetIterator, parent: grain.DatasetIterator) -> None:

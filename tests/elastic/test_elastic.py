@@ -24,7 +24,7 @@ from support.elastic_runs import (
     readable,
     rows,
 )
-from support.helpers import mixture
+from support.helpers import flat_mapped, mixture
 
 import zephon_jax as zx
 from zephon_jax import _compat
@@ -381,7 +381,7 @@ def test_schedule_refuses_pipelines_that_are_not_one_to_one():
 
 
 def doubled(lane):
-    return _compat.flat_mapped(rows(lane), lambda e: [e, e])
+    return flat_mapped(rows(lane), lambda e: [e, e])
 
 
 def test_a_flat_map_at_its_end_is_restored_without_doubles():

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from support.checkpoints import save_all
 from support.elastic_runs import concat_split, first_fit, hosts
+from support.helpers import flat_mapped
 
 import zephon_jax as zx
-from zephon_jax import _compat
 from zephon_jax.kernels.keys import digest_words
 
 ROWS_OF = (1, 3, 2, 5)  # of a lane, by step, in ramps
@@ -36,7 +36,7 @@ def odds(lane):
 
 
 def split(lane):
-    return _compat.flat_mapped(odds(lane), lambda e: [{**e, "k": k} for k in range(e["x"] % 4)])
+    return flat_mapped(odds(lane), lambda e: [{**e, "k": k} for k in range(e["x"] % 4)])
 
 
 PIPELINES = {

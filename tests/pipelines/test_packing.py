@@ -4,33 +4,23 @@ from __future__ import annotations
 
 import json
 
-import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from grain.experimental import assert_equal_output_after_checkpoint
+from support.packing import METHODS, dataset_of, documents_of
 
 import zephon_jax as zx
 from zephon_jax.pipelines.packing import IGNORED, pack
 
-METHODS = ["first_fit", "best_fit", "concat_then_split"]
 LENGTH = 16
 
 
 def documents(num=40, seed=0, *, longest=3 * LENGTH):
-    """Documents whose tokens count on and on, so that each pair of neighbors occurs once."""
     sizes = np.random.default_rng(seed).integers(0, longest, num).tolist()
     sizes[:3] = [LENGTH + 1, 1, LENGTH]  # rows that are just filled are a case of their own
-    starts = np.cumsum([1, *sizes])
-    return [
-        {"tokens": np.arange(start, start + size), "component_id": np.int32(n % 3)}
-        for n, (start, size) in enumerate(zip(starts.tolist(), sizes, strict=False))
-    ]
-
-
-def dataset_of(docs):
-    return grain.MapDataset.source(docs).to_iter_dataset()
+    return documents_of(sizes)
 
 
 def component_of(docs):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import grain
+
 import zephon_jax as zx
 from zephon_jax import quota
 
@@ -66,3 +68,18 @@ def wait_until(true, seconds=30):
     while not true():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+class _FlatMap(grain.experimental.FlatMapTransform):
+    max_fan_out = 1 << 30  # what Grain warns of is its own limit for random access
+
+    def __init__(self, function):
+        self._function = function
+
+    def flat_map(self, element):
+        return self._function(element)
+
+
+def flat_mapped(dataset, function):
+    """A Grain dataset of all elements that a function makes of each element."""
+    return grain.experimental.FlatMapIterDataset(dataset, _FlatMap(function))

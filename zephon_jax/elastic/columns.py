@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ __all__ = [
     "Columns",
     "join",
     "masked",
+    "masked_row",
     "num_rows",
     "slice_rows",
     "spec_of",
@@ -161,24 +162,39 @@ def spec_of(columns: Columns) -> str:
     )
 
 
-def masked(columns: Columns | None, counts: Sequence[int], each: int, like: Columns) -> Columns:
-    """Spreads rows over lanes that should have `each`, with zeros where a lane has fewer.
+def masked_row(columns: Columns, padding: Mapping[str, int]) -> Columns:
+    """Returns one row that is masked: padding by name, and zeros in leaves without one.
 
-    Zeros are empty text or bytes where the row they are to be like has those, None for other
-    objects.
+    Zeros are empty text or bytes where rows have those, None for other objects.
+
+    Args:
+      columns: Rows of the same kind, at least one.
+      padding: What leaves of a dict hold where they are padded.
     """
-    given = np.zeros((len(counts), each), dtype=bool)
-    for n, count in enumerate(counts):
-        given[n, :count] = True
-    given = given.ravel()
+    import jax
+
+    names = jax.tree.unflatten(columns.tree, range(len(columns.leaves)))
+    known = names if isinstance(names, dict) else {}
+    values = {
+        d: padding[name] for name, d in known.items() if name in padding and isinstance(d, int)
+    }
     leaves = []
-    for d, leaf in enumerate(like.leaves):
-        shape = len(given), *leaf.shape[1:]
+    for d, leaf in enumerate(columns.leaves):
         if leaf.dtype == object:
             kind = type(leaf.flat[0]) if leaf.size else None
-            out = np.full(shape, kind() if kind in (str, bytes) else None, dtype=object)
+            zero = kind() if kind in (str, bytes) else None
         else:
-            out = np.zeros(shape, dtype=leaf.dtype)
+            zero = values.get(d, 0)
+        leaves.append(np.full((1, *leaf.shape[1:]), zero, dtype=leaf.dtype))
+    return Columns(columns.tree, leaves)
+
+
+def masked(columns: Columns | None, counts: Sequence[int], each: int, like: Columns) -> Columns:
+    """Spreads rows over lanes that should have `each`, with `like` where a lane has fewer."""
+    given = (np.arange(each) < np.asarray(counts)[:, None]).ravel()
+    leaves = []
+    for d, leaf in enumerate(like.leaves):
+        out = np.repeat(leaf, len(given), axis=0)
         if columns is not None:
             out[given] = columns.leaves[d]
         leaves.append(out)

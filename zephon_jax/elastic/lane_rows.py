@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import grain
@@ -12,12 +12,22 @@ from zephon_jax import _compat
 from zephon_jax.elastic.columns import Columns, join, num_rows, slice_rows, stack
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_dataset import LaneIterator, LaneIterDataset
+from zephon_jax.pipelines.padding import padding_of
 from zephon_jax.sources.checks import draw
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import state_from_dict
 from zephon_jax.sources.work_source import WorkSource
 
-__all__ = ["LaneError", "LanePlan", "LaneRows", "Part", "first_row", "join_parts", "take_part"]
+__all__ = [
+    "LaneError",
+    "LanePlan",
+    "LaneRows",
+    "Part",
+    "first_row",
+    "join_parts",
+    "padding_of_lane",
+    "take_part",
+]
 
 
 _END = object()
@@ -87,6 +97,11 @@ def lane_dataset(plan: LanePlan, lane: int) -> tuple[_Lane, Any]:
             f" {type(pipeline).__name__}."
         )
     return dataset, pipeline
+
+
+def padding_of_lane(plan: LanePlan, lane: int) -> Mapping[str, int]:
+    """What the columns of a lane's pipeline hold where they are padded; empty where not known."""
+    return padding_of(lane_dataset(plan, lane)[1])
 
 
 class LaneRows:

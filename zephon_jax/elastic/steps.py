@@ -11,7 +11,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._process import DaemonThreads
-from zephon_jax.elastic.columns import Columns, masked, spec_of, tree_of
+from zephon_jax.elastic.columns import Columns, masked, masked_row, spec_of, tree_of
 from zephon_jax.elastic.lane_rows import (
     LaneError,
     LanePlan,
@@ -19,6 +19,7 @@ from zephon_jax.elastic.lane_rows import (
     Part,
     first_row,
     join_parts,
+    padding_of_lane,
     take_part,
 )
 
@@ -205,7 +206,7 @@ def _check_end(engine: Engine, rules: Rules, place: Place, each: int) -> None:
 
 
 def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -> Step | None:
-    """Makes the step after a place, or None at the end. `like` keeps a row's kind for masked ones.
+    """Makes the step after a place, or None at the end. `like` keeps a masked row.
 
     Raises:
       LaneError: If a lane's pipeline raises.
@@ -231,7 +232,7 @@ def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -
         if not (like and place.spec and _alike(part.columns, like[0])):
             spec = _checked_spec(part.columns, place.spec)
         if not like:
-            like.append(Columns(part.columns.tree, [leaf[:1] for leaf in part.columns.leaves]))
+            like.append(_masked_row(part.columns, rules))
     batch = make_batch(part, rules, each, like, spec)
     return Step(batch, Place(place.step + 1, place.rows + each, part.states, spec))
 
@@ -254,6 +255,11 @@ def _checked_spec(columns: Columns, before: str) -> str:
     return spec
 
 
+def _masked_row(columns: Columns, rules: Rules) -> Columns:
+    """A masked row: padding as the pipeline makes it, where it packs."""
+    return masked_row(columns, padding_of_lane(rules.plan, rules.owned[0]) if rules.pad else {})
+
+
 def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
     """Reads a first row, where a run began among masked ones: of other lanes if these have none.
 
@@ -265,7 +271,7 @@ def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
         row = first_row(rules.plan, [*rules.owned, *others])
         if row is not None:
             _checked_spec(row, spec)
-            like.append(row)
+            like.append(_masked_row(row, rules))
     return bool(like)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grain
@@ -10,6 +10,7 @@ import grain
 from zephon_jax._arrays import as_int
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_dataset import LaneIterator
+from zephon_jax.pipelines.padding import padding_of
 
 __all__ = ["FlushIterDataset", "lane_iterator"]
 
@@ -68,6 +69,11 @@ class FlushIterDataset(grain.IterDataset):
             raise TypeError(f"lane must be a grain.IterDataset; got {type(lane).__name__}.")
         self.lane, self.pipeline = lane, pipeline
         self.num_chunks = as_int(num_chunks, "num_chunks", 1)
+
+    @property
+    def padding(self) -> Mapping[str, int]:
+        """What the columns of the pipeline's rows hold where they are padded."""
+        return padding_of(self.pipeline(self.lane))
 
     def __iter__(self) -> _FlushIterator:
         return _FlushIterator(self)

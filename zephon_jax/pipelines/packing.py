@@ -1,38 +1,43 @@
 """Documents packed into rows of one length, as trainers take them.
 
-Grain's packers do the packing. Here documents become what a trainer predicts, each token carries
-the component it came from, and rows get the names that MaxText, torchtitan or Levanter use.
+Documents are taken a window at a time: one buffer of tokens, all rows that come of it, and one
+array for each column. The place in the stream is the parent's at a document shortly before the
+window, how much is passed over from there, and the number of the row in the window: a restore packs
+the window again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import grain
 import numpy as np
 
-from zephon_jax import _compat
 from zephon_jax._arrays import Array, as_int, namespace
+from zephon_jax.pipelines.layouts import IGNORED, LAYOUTS, padding_of_layout
+from zephon_jax.pipelines.pack_iterator import PackIterator, PackSettings
+from zephon_jax.pipelines.packers import PACKERS
+from zephon_jax.pipelines.token_arrays import MOST_TOKEN
 
-__all__ = ["IGNORED", "component_tokens", "pack"]
+__all__ = ["IGNORED", "PackIterDataset", "component_tokens", "pack"]
 
-IGNORED = -100  # torchtitan's label of a place that is not predicted
-_METHODS = ("first_fit", "best_fit", "concat_then_split")
-
-Features = dict[str, np.ndarray]
+LayoutName = Literal["maxtext", "torchtitan", "levanter"]
+MethodName = Literal["first_fit", "best_fit", "concat_then_split"]
 
 
 def pack(
     dataset: grain.IterDataset,
     length: int,
     *,
-    layout: str = "maxtext",
-    method: str = "first_fit",
+    layout: LayoutName = "maxtext",
+    method: MethodName = "first_fit",
     num_bins: int = 16,
+    max_segments: int | None = None,
     tokens: str = "tokens",
     pad_id: int = 0,
-) -> grain.IterDataset:
+) -> PackIterDataset:
     """Packs documents into rows of `length` tokens.
 
     A document is a dict with its token ids, int (n,), and `component_id`, or one for each token in
@@ -52,9 +57,13 @@ def pack(
         "levanter": tokens, loss_weight (float32), segment_ids (from 0, -1 where padded).
         Each has component_ids besides, -1 where padded: the component of the token that is
         predicted, or in Levanter's layout of the token itself.
-      method: "first_fit" and "best_fit" keep documents whole in `num_bins` open rows, and pad;
+      method: "first_fit" and "best_fit" keep documents whole, and pad: the first puts each into the
+        first of `num_bins` rows with room, the second packs the longest first and pads least;
         "concat_then_split" fills rows and cuts documents where a row ends.
-      num_bins: Rows that are filled at the same time. A restore packs them anew.
+      num_bins: Rows that are packed together, from the documents of one window. A restore packs
+        them anew.
+      max_segments: Documents, or parts of one, in a row at most; None for no bound. Transformer
+        Engine needs one.
       tokens: The entry with the token ids.
       pad_id: The token id of places that are padded.
 
@@ -62,7 +71,8 @@ def pack(
       Rows, to be batched.
 
     Raises:
-      TypeError, ValueError: If a setting is not allowed, or later a document.
+      TypeError, ValueError: If a setting is not allowed, or later a document; the next call then
+        meets the same document again.
 
     Example:
       >>> import grain
@@ -73,138 +83,42 @@ def pack(
       >>> row["inputs_segmentation"].tolist(), row["component_ids"].tolist()
       ([1, 1, 1, 2, 2, 0], [0, 0, 0, 1, 1, -1])
     """
-    length, num_bins = as_int(length, "length", 1), as_int(num_bins, "num_bins", 1)
-    if layout not in _LAYOUTS:
-        raise ValueError(f"layout must be one of {tuple(_LAYOUTS)}; got {layout!r}.")
-    if method not in _METHODS:
-        raise ValueError(f"method must be one of {_METHODS}; got {method!r}.")
     if not isinstance(dataset, grain.IterDataset):
         raise TypeError(f"pack needs a grain.IterDataset; got {type(dataset).__name__}.")
-    chosen, pad = _LAYOUTS[layout], as_int(pad_id, "pad_id", 0, (1 << 31) - 1)
-    cut = None if method == "concat_then_split" else length
-
-    def pieces(document: Any) -> list[Features]:
-        return _pieces(_document(document, tokens, chosen), cut)
-
-    def finish(row: Features) -> Features:
-        return chosen.finish(row, pad)
-
-    lengths = dict.fromkeys((*chosen.features, "component_ids"), length)
-    documents = _compat.flat_mapped(dataset, pieces)
-    return _compat.packed(documents, method, lengths, num_bins).map(finish)
-
-
-class _Layout(NamedTuple):
-    """How a trainer wants its rows."""
-
-    # What is packed, but for the component ids.
-    features: tuple[str, ...]
-    # Makes that of the tokens of a document; the flag says whether a target has a place of its own.
-    start: Callable[[np.ndarray], Features]
-    shifted: bool
-    # Makes a row of what the packer returned.
-    finish: Callable[[Features, int], Features]
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout must be one of {tuple(LAYOUTS)}; got {layout!r}.")
+    if method not in PACKERS:
+        raise ValueError(f"method must be one of {tuple(PACKERS)}; got {method!r}.")
+    most = sys.maxsize if max_segments is None else as_int(max_segments, "max_segments", 1)
+    settings = PackSettings(
+        length=as_int(length, "length", 1),
+        layout=layout,
+        method=method,
+        num_bins=as_int(num_bins, "num_bins", 1),
+        max_segments=most,
+        tokens=tokens,
+        pad_id=as_int(pad_id, "pad_id", 0, MOST_TOKEN),
+    )
+    return PackIterDataset(dataset, settings)
 
 
-_MOST = (1 << 31) - 1
+class PackIterDataset(grain.IterDataset):
+    """Rows of packed documents; made by `pack`."""
 
+    def __init__(self, dataset: grain.IterDataset, settings: PackSettings):
+        super().__init__(dataset)
+        self.documents, self.settings = dataset, settings
 
-def _document(document: Any, tokens: str, layout: _Layout) -> Features:
-    """What is packed of a document. Component ids from 1, for Grain pads with 0."""
-    if not isinstance(document, Mapping) or tokens not in document:
-        has = sorted(document) if isinstance(document, Mapping) else type(document).__name__
-        raise ValueError(f"documents must be dicts with {tokens!r}; got {has}.")
-    ids = np.asarray(document[tokens])
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        raise ValueError(
-            f"{tokens!r} must be token ids, integers (n,); got {ids.dtype} {ids.shape}."
-        )
-    if ids.size and (int(ids.min()) < 0 or int(ids.max()) > _MOST):
-        raise ValueError(
-            f"{tokens!r} must be in [0, 2^31), for rows are int32; got {ids.min()} to {ids.max()}."
-        )
-    if "component_ids" in document:
-        components = np.asarray(document["component_ids"])
-    elif "component_id" in document:
-        components = np.full(len(ids), document["component_id"])
-    else:
-        raise ValueError(
-            f"documents must keep 'component_id' (or 'component_ids'); got {sorted(document)}."
-        )
-    if components.shape != ids.shape:
-        raise ValueError(f"'component_ids' must be {ids.shape}; got {components.shape}.")
-    whole = not components.size or components.dtype.kind in "iu"
-    if not whole or (
-        components.size and not 0 <= int(components.min()) <= components.max() < _MOST
-    ):
-        raise ValueError(f"component ids must be integers in [0, 2^31 - 1); got {components[:8]}.")
-    components = components.astype(np.int32)
-    components = components[1:] if layout.shifted else components
-    return {**layout.start(ids.astype(np.int32)), "component_ids": components + 1}
+    @property
+    def padding(self) -> Mapping[str, int]:
+        """What each column holds in places without a token, as in all of a row that is masked."""
+        return padding_of_layout(LAYOUTS[self.settings.layout], self.settings.pad_id)
 
+    def __iter__(self) -> PackIterator:
+        return PackIterator(iter(self.documents), self.settings)
 
-def _pieces(document: Features, cut: int | None) -> list[Features]:
-    """Cuts a document for rows of one length; one without tokens gives nothing."""
-    size = len(document["component_ids"])
-    step = size if cut is None else cut
-    return [
-        {name: feature[start : start + step] for name, feature in document.items()}
-        for start in range(0, size, max(1, step))
-    ]
-
-
-def _pairs(ids: np.ndarray) -> Features:
-    return {"inputs": ids[:-1], "targets": ids[1:]}
-
-
-def _singles(ids: np.ndarray) -> Features:
-    weight = np.ones(len(ids), dtype=np.float32)
-    weight[-1:] = 0
-    return {"tokens": ids, "loss_weight": weight}
-
-
-def _int32(array: np.ndarray) -> np.ndarray:
-    return np.asarray(array, dtype=np.int32)
-
-
-def _padded(row: Features, name: str, pad: int) -> np.ndarray:
-    return _int32(np.where(row[f"{name}_segment_ids"] > 0, row[name], pad))
-
-
-def _maxtext(row: Features, pad: int) -> Features:
-    out = {"component_ids": _int32(row["component_ids"]) - 1}
-    for name in ("inputs", "targets"):
-        out[name] = _padded(row, name, pad)
-        out[f"{name}_segmentation"] = _int32(row[f"{name}_segment_ids"])
-        out[f"{name}_position"] = _int32(row[f"{name}_positions"])
-    return out
-
-
-def _torchtitan(row: Features, pad: int) -> Features:
-    return {
-        "input": _padded(row, "inputs", pad),
-        "positions": _int32(row["inputs_positions"]),
-        "labels": _padded(row, "targets", IGNORED),
-        "component_ids": _int32(row["component_ids"]) - 1,
-    }
-
-
-def _levanter(row: Features, pad: int) -> Features:
-    weight = np.array(row["loss_weight"], dtype=np.float32)
-    weight[-1] = 0  # what it would predict is in another row
-    return {
-        "tokens": _padded(row, "tokens", pad),
-        "loss_weight": weight,
-        "segment_ids": _int32(row["tokens_segment_ids"]) - 1,
-        "component_ids": _int32(row["component_ids"]) - 1,
-    }
-
-
-_LAYOUTS = {
-    "maxtext": _Layout(("inputs", "targets"), _pairs, True, _maxtext),
-    "torchtitan": _Layout(("inputs", "targets"), _pairs, True, _torchtitan),
-    "levanter": _Layout(("tokens", "loss_weight"), _singles, False, _levanter),
-}
+    def __str__(self) -> str:
+        return f"PackIterDataset({self.settings.method}, {self.settings.layout})"
 
 
 def component_tokens(batch: Any, num_components: int) -> Array:
