@@ -15,7 +15,7 @@ from common import Measured, Table, clock, run, seconds
 
 import zephon_jax as zx
 from zephon_jax.kernels import backend, quota
-from zephon_jax.mixture.allocation import Allocation
+from zephon_jax.mixture.allocation import CarriedQuotas
 
 COMPONENTS = (2, 8, 32, 128)
 GOALS = {
@@ -60,7 +60,7 @@ def numpy(quick):
 def scan_quotas() -> float:
     """Seconds a chunk for the quotas of many chunks at once."""
     weights = list(mixtures.weights_of(8).values())
-    allocation = Allocation(quota.shares(weights, mixtures.CHUNK_SIZE))
+    allocation = CarriedQuotas(quota.shares(weights, mixtures.CHUNK_SIZE))
     steps = np.arange(8192)
     allocation.quotas_of(steps)
     return seconds(lambda: allocation.quotas_of(steps), 9) / steps.size

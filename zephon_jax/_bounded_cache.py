@@ -55,6 +55,11 @@ class BoundedCache(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def cost(self) -> int:
+        """Cost of all values together."""
+        return self._cost
+
     def get(self, key: K) -> V | None:
         """Returns the value of a key, which is now the most recently used; None if it is gone."""
         with self._lock:

@@ -168,7 +168,7 @@ def test_many_components_take_seconds():
     assert time.perf_counter() - begin < 10
     drawn = run.lane_draws.sum(axis=0)
     assert np.array_equal(drawn, source.eras.seek(4000).drawn)
-    exact = [4000 * 4096 * float(share) for share in source.knobs.fractions]
+    exact = [4000 * 4096 * float(share) for share in source.settings.fractions]
     assert np.abs(drawn - exact).max() < 2
     assert set(run.lane_chunks.tolist()) == {62, 63}
 
@@ -212,7 +212,7 @@ def test_token_mixtures_are_measured_in_tokens(block):
     run = zx.simulate(source, num_lanes=2)
     assert run.unit == "tokens"
     assert_equal_draws(run, stepped(source, None, 2))
-    costs = source.eras.rules.costs
+    costs = source.eras.steps.rules.costs
     unit = costs[0].draw(50).before / 2900
     for d in range(2):
         spent = [costs[d].draw(int(n)).before / unit for n in run.drawn[:, d]]

@@ -263,12 +263,12 @@ def test_first_samples_do_not_wait_for_the_end_of_an_era():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         source = mixture([10**6] * 64, weights, chunk_size=1024)
-    allocation = source.eras.start().era.allocation
+    allocation = source.eras.steps.start().era.allocation
     assert not allocation.closed
     stream = [s for chunk in chunks_of(source, limit=3) for s, _ in chunk]
     got = [source[i] for i in (0, 1, 2000, 1023, 1024, 3071)]
     assert got == [stream[i] for i in (0, 1, 2000, 1023, 1024, 3071)]
-    assert max(allocation._saved) < 10_000  # nothing far away was looked at
+    assert max(allocation.saved) < 10_000  # nothing far away was looked at
     assert source.eras._spans == []
 
 

@@ -107,7 +107,7 @@ def test_locks_may_be_taken_again():
 def test_ranges_of_far_passes_are_those_of_draws():
     """A thousand shards of one sample and passes a million apart: no table of all between."""
     source = mixture([[1] * 1000], chunk_size=2000, exhausted_policy="repeat")
-    draws = source.run.cursors.draws(0)
+    draws = source.run.orders.lookup(0)
     first = np.asarray([0, 10**9])
     got = draws.of_ranges(np.zeros(2, np.int64), first, np.full(2, 1500))
     wanted = np.concatenate([np.arange(1500), np.arange(10**9, 10**9 + 1500)])

@@ -172,8 +172,7 @@ def readable(source):
     for dataset in source.datasets_by_id.values():
         assert dataset.num_shards == 1
         datasets.append(zx.Dataset.from_source(dataset.name, list(range(dataset.num_samples))))
-    settings = {k: v for k, v in source._settings.items() if k != "datasets"}
-    return zx.StaticMixtureWorkSource(datasets, **settings)
+    return source.replace(datasets=datasets)
 
 
 def test_building_a_mixture_takes_no_time():

@@ -15,7 +15,7 @@ import zephon_jax as zx
 from zephon_jax.kernels import virtual_time
 from zephon_jax.kernels.quota import exact_weights
 from zephon_jax.kernels.virtual_time import VirtualTime
-from zephon_jax.mixture.dataset_order import make_cursor, shard_order
+from zephon_jax.mixture.dataset_order import make_dataset_order, shard_order
 from zephon_jax.mixture.token_costs import RunningCost, UnitCost, shared
 
 
@@ -118,7 +118,7 @@ def test_the_way_there_does_not_matter():
 
 
 def cursor_of(counts, shuffle_block_size=None, shards=True, reshuffle=True):
-    return make_cursor(
+    return make_dataset_order(
         "a",
         np.asarray(counts, np.int64),
         seed=3,
@@ -459,32 +459,3 @@ def test_few_draws_on_equals_looking_for_the_moment():
     for n in (5000, 5001, 5200, 5199, 5498, 9000, 9300, 9300, 9299):
         fresh = VirtualTime(weights, 1, [UnitCost()] * k, base)
         assert one.draws_after(n).tolist() == fresh.draws_after(n).tolist()
-
-
-def test_reading_orders_are_not_made_ahead_for_very_many_components(monkeypatch):
-    asked = []
-    many = VirtualTime.quotas_of
-    monkeypatch.setattr(
-        VirtualTime,
-        "quotas_of",
-        lambda self, chunks: asked.append(chunks.size) or many(self, chunks),
-    )
-    for k, ahead in ((8, 31), (2000, 16), (33_000, 0)):
-        source = mixture([50] * k, allocation="virtual_time", chunk_size=20)
-        source.next_chunk(source.init())[0].order()
-        assert asked.pop() == ahead
-
-
-def test_the_last_chunk_that_64_bits_count_is_read():
-    """Chunks of 2^28 samples dealt to 2^31 - 1 lanes: those looked at ahead are past any count."""
-    source = mixture(
-        [2**59, 1], [2**28 - 1, 1], chunk_size=2**28, allocation="virtual_time",
-        exhausted_policy="repeat", lane_assignment="modulo",
-    )  # fmt: skip
-    position = source.eras.seek(2**34 - 2**31)
-    lanes = 2**31 - 1
-
-    def after(chunk_index):
-        return source.run.states.lane_chunk(chunk_index + 1, 0, lanes, 0)
-
-    assert source.run._upcoming(position, after).shape[0] < 31

@@ -10,7 +10,7 @@ import pytest
 from support.helpers import stepped
 
 from zephon_jax.kernels import quota
-from zephon_jax.mixture.allocation import Allocation
+from zephon_jax.mixture.allocation import CarriedQuotas
 
 
 @pytest.mark.parametrize("num_rare", [0, 3, 70])
@@ -18,7 +18,7 @@ def test_carry_at_and_advance(num_rare):
     few = np.random.default_rng(num_rare).integers(1, 900, num_rare)
     shares = quota.shares([*few.tolist(), 40_000_003, 20_000_009], 2000)
     carries = stepped(shares, 3000)
-    allocation = Allocation(shares)
+    allocation = CarriedQuotas(shares)
     assert allocation.closed == (num_rare == 0)
     for n in (0, 1, 2047, 2048, 2049, 3000, 17):
         assert np.array_equal(allocation.carry_at(n), carries[n])
@@ -26,25 +26,17 @@ def test_carry_at_and_advance(num_rare):
         assert np.array_equal(allocation.advance(carries[start], start, stop), carries[stop])
 
 
-def test_saved_carries_stay_bounded(monkeypatch):
-    from zephon_jax.mixture import allocation as module
-
-    monkeypatch.setattr(module, "_STRIDE", 4)
-    monkeypatch.setattr(module, "_MAX_SAVED", 8)
+def test_saved_carries_stay_bounded():
     shares = quota.shares([1, 40_000_003, 20_000_009], 2000)
     carries = stepped(shares, 500)
-    allocation = Allocation(shares)
+    allocation = CarriedQuotas(shares, stride=4, max_saved=8)
     for n in (500, 3, 250, 499, 77):
         assert np.array_equal(allocation.carry_at(n), carries[n])
-        assert len(allocation._saved) <= 9
+        assert len(allocation.saved) <= 9
 
 
-def test_threads_share_saved_carries(monkeypatch):
+def test_threads_share_saved_carries():
     """Carries are saved, and strides double, while other threads look for theirs."""
-    from zephon_jax.mixture import allocation as module
-
-    monkeypatch.setattr(module, "_STRIDE", 1)
-    monkeypatch.setattr(module, "_MAX_SAVED", 4)
     shares = quota.shares([1, 40_000_003, 20_000_009], 2000)
     carries = stepped(shares, 200)
     interval = sys.getswitchinterval()
@@ -52,7 +44,7 @@ def test_threads_share_saved_carries(monkeypatch):
     try:
         with ThreadPoolExecutor(8) as pool:
             for _ in range(20):
-                allocation = Allocation(shares)
+                allocation = CarriedQuotas(shares, stride=1, max_saved=4)
                 found = pool.map(allocation.carry_at, list(range(200, 0, -7)) * 2)
                 for n, carry in zip(list(range(200, 0, -7)) * 2, found, strict=True):
                     assert np.array_equal(carry, carries[n])

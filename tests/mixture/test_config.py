@@ -127,7 +127,7 @@ def test_merge_keys(tmp_path):
     sets = source.datasets_by_id.values()
     assert [dataset.num_samples for dataset in sets] == [60, 90, 90, 7]
     assert [dataset.shard_bytes.tolist() for dataset in sets] == [[6], [6], [5], [6]]
-    assert [float(share * 14) for share in source.knobs.fractions] == [5, 2, 3, 4]
+    assert [float(share * 14) for share in source.settings.fractions] == [5, 2, 3, 4]
 
 
 def test_weights_are_what_was_typed(tmp_path):
@@ -136,7 +136,7 @@ def test_weights_are_what_was_typed(tmp_path):
         "datasets: {a: {counts: [9]}, b: {counts: [9]}, c: {counts: [9]}}\n"
         "mixture: {a: 1e-1, b: 1/3, c: 0.2}\nchunk_size: 3\n"
     )
-    fractions = zx.load_config(file).knobs.fractions
+    fractions = zx.load_config(file).settings.fractions
     assert [str(one / fractions[0]) for one in fractions] == ["1", "10/3", "2"]
 
 

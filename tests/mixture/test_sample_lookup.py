@@ -10,16 +10,16 @@ import pytest
 from zephon_jax.kernels.keys import fold
 from zephon_jax.kernels.permutation import permute
 from zephon_jax.mixture import sample_lookup as draws_module
-from zephon_jax.mixture import shard_table as runs
-from zephon_jax.mixture.dataset_order import Cursor, make_cursor
-from zephon_jax.mixture.sample_lookup import Draws
+from zephon_jax.mixture import shard_table
+from zephon_jax.mixture.dataset_order import DatasetOrder, make_dataset_order
+from zephon_jax.mixture.sample_lookup import SampleLookup
 
 
 def one(index, size, key):
     return int(permute(np.asarray([index]), size, key)[0])
 
 
-def sample(cursor: Cursor, counts, settings, draw):
+def sample(cursor: DatasetOrder, counts, settings, draw):
     """Shard and place of one draw, step by step as the order is described."""
     shards = [s for s, count in enumerate(counts) if count]
     total = sum(counts)
@@ -61,7 +61,7 @@ def drawn_datasets(rnd):
             "shuffle_block_size": rnd.choice([None, "auto", "global", 1, 2, 7, 100, 10**5]),
             "reshuffle_on_repeat": rnd.random() < 0.7,
         }
-        made = make_cursor(f"d{d}", np.asarray(counts), seed=7, epoch=0, **settings)
+        made = make_dataset_order(f"d{d}", np.asarray(counts), seed=7, epoch=0, **settings)
         cursors.append(made), shapes.append(counts), knobs.append(settings)
     return cursors, shapes, knobs
 
@@ -73,7 +73,7 @@ def drawn_first(rnd, total):
 def compare(seed, questions):
     rnd = random.Random(seed)
     cursors, shapes, knobs = drawn_datasets(rnd)
-    draws = Draws(cursors)
+    draws = SampleLookup(cursors)
     for _ in range(questions):
         chosen = [d for d in range(len(cursors)) if rnd.random() < 0.8] or [0]
         first = [drawn_first(rnd, sum(shapes[d])) for d in chosen]
@@ -103,11 +103,11 @@ def test_equal_to_one_draw_at_a_time_long():
 
 
 @pytest.mark.parametrize(
-    "limit", ["_WORTH", "_LARGE", "_FAR", "_MAX_TABLE", "_MAX_ROWS", "_MAX_STEPS"]
+    "limit", ["_WORTH", "LARGE", "_FAR", "_MAX_TABLE", "_MAX_ROWS", "_MAX_STEPS"]
 )
 def test_the_limits_of_tables_change_nothing(limit, monkeypatch):
     """Each way of searching, whatever the sizes."""
-    monkeypatch.setattr(draws_module if limit == "_MAX_TABLE" else runs, limit, 2)
+    monkeypatch.setattr(draws_module if limit == "_MAX_TABLE" else shard_table, limit, 2)
     for seed in range(40, 45):
         compare(seed, questions=2)
 
@@ -122,23 +122,23 @@ def test_passes_in_turn_need_few_tables():
         "reshuffle_on_repeat": True,
     }
     cursors = [
-        make_cursor(f"d{d}", np.asarray(counts), seed=3, epoch=0, **settings)
+        make_dataset_order(f"d{d}", np.asarray(counts), seed=3, epoch=0, **settings)
         for d, counts in enumerate(shapes)
     ]
-    draws, tables, count = Draws(cursors), [], np.asarray([300, 60, 240, 310])
+    draws, tables, count = SampleLookup(cursors), [], np.asarray([300, 60, 240, 310])
     for n in range(60):  # each comes to another pass in every second or third question
         ids = draws.of_ranges(np.arange(4), n * count, count)
-        tables.append(draws._table)
+        tables.append(draws.table)
         for d, part in enumerate(np.split(ids, np.cumsum(count)[:-1])):
             draw = n * int(count[d]) + n % int(count[d])
             wanted = sample(cursors[d], shapes[d], settings, draw)
             assert part[n % int(count[d])].tolist() == [d, *wanted]
-        first, last = draws._table.first, draws._table.last
+        first, last = draws.table.first, draws.table.last
         shards = np.asarray([c.counts.size for c in cursors])
-        assert ((last - first + 1) * shards <= runs._LARGE).all()
+        assert ((last - first + 1) * shards <= shard_table.LARGE).all()
     assert len({id(table) for table in tables}) < 25
-    kept = [order for cursor in cursors for order in cursor.orders.values()]
-    assert all(order.base is None for order in kept)
+    orders = [c.shard_orders.get(one) for c in cursors for one in range(100)]
+    assert all(order.base is None for order in orders if order is not None)
 
 
 def test_repeats_and_neighbors_of_far_passes():
@@ -149,9 +149,9 @@ def test_repeats_and_neighbors_of_far_passes():
         "shuffle_block_size": 4,
         "reshuffle_on_repeat": True,
     }
-    cursor = make_cursor("far", np.asarray(counts), seed=0, epoch=0, **settings)
+    cursor = make_dataset_order("far", np.asarray(counts), seed=0, epoch=0, **settings)
     asked = np.asarray([15 * 10**12, 3, 3, 15 * 10**12 + 1, 15 * 10**6, 2**59])
-    found = Draws([cursor]).of_draws(np.zeros(6, dtype=np.int64), asked)
+    found = SampleLookup([cursor]).of_draws(np.zeros(6, dtype=np.int64), asked)
     assert found.tolist() == [
         [0, *sample(cursor, counts, settings, draw)] for draw in asked.tolist()
     ]

@@ -45,7 +45,7 @@ def listed_costs(source, num_passes=30):
             order = shards[np.r_[0, np.flatnonzero(np.diff(shards)) + 1]]
             totals = [TOTALS[name][s] * TOKEN_UNIT for s in order]
             block = {None: 0, "global": sum(counts), "auto": min(8 * max(counts), sum(counts))}
-            size = source._settings["shuffle_block_size"]
+            (size,) = set(source.settings.shuffle_block_size)
             lengths = [counts[s] for s in order]
             costs += oracles.piece_costs(lengths, totals, block.get(size, size))
         found.append(costs)

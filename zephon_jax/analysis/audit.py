@@ -79,7 +79,7 @@ class Audit:
                 f"what lanes {list(self.missing)} have read is not known: their states are missing."
             )
         if isinstance(self.source, StaticMixtureWorkSource):
-            cursor = self.source.run.cursors.of_epoch(0)[found.dataset_id]
+            cursor = self.source.run.orders.of_epoch(0)[found.dataset_id]
             drawn = int(self.source.eras.seek(self.whole_chunks).drawn[found.dataset_id])
             whole = times_drawn(cursor, found, drawn)
         else:

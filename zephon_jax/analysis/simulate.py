@@ -284,6 +284,6 @@ def _bound(source: WorkSource, sums: _Sums) -> tuple[float, float] | None:
     if not isinstance(source, StaticMixtureWorkSource) or len(sums.targets) != 1:
         return None
     # A chunk that is cut short by who leaves in it does not hold to the weights.
-    if sums.fewest is not None and sums.fewest < source.knobs.chunk_size:
+    if sums.fewest is not None and sums.fewest < source.settings.chunk_size:
         return None
-    return (-2.0, 1.0) if source.knobs.allocation == "incremental" else None
+    return (-2.0, 1.0) if source.settings.allocation == "incremental" else None

@@ -32,7 +32,7 @@ def seen_by(
     """
     if not isinstance(source, StaticMixtureWorkSource):
         return _by_looking(source, whole, front, front_ids)
-    drawn, totals = source.eras.seek(whole).drawn, source.eras.rules.totals
+    drawn, totals = source.eras.seek(whole).drawn, source.eras.steps.rules.totals
     found, parts = {}, [chunk.components for chunk in front]
     for d, name in enumerate(source.component_ids()):
         ahead = np.concatenate([np.zeros((0, 3), np.int64), *(part[name] for part in parts)])

@@ -8,39 +8,121 @@ zero again, keep that short.
 from __future__ import annotations
 
 import bisect
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from zephon_jax.kernels import quota, quota_fast_forward
+from zephon_jax.kernels.virtual_time import VirtualTime
 
-__all__ = ["Allocation"]
+__all__ = ["Allocation", "CarriedQuotas", "Rows", "VirtualTimeQuotas"]
 
-_STRIDE = 2048
+_STRIDE = 2048  # chunks between saved carries: stepping through so many takes milliseconds
 _MAX_SAVED = 4096
 
 
-class Allocation:
+class Rows(NamedTuple):
+    """Many chunks of one allocation, in ascending order."""
+
+    chunks: np.ndarray  # int64 (n,), since the allocation began
+    carry: np.ndarray  # int32 (n, k) before each chunk, (n, 0) where nothing is carried
+    drawn: np.ndarray  # int64 (n, k), samples given out before each chunk
+    quotas: np.ndarray  # int32 (n, k)
+
+
+class Allocation(Protocol):
+    """How many samples each component gives to each chunk, from chunk 0 of an era on."""
+
+    @property
+    def closed(self) -> bool:
+        """True where any chunk is computed directly, without the chunks before it."""
+        ...
+
+    @property
+    def exact_ends(self) -> bool:
+        """True where `chunks_until` is no guess."""
+        ...
+
+    def init_carry(self) -> np.ndarray:
+        """The carry of chunk 0: int32 (k,), or (0,) where nothing is carried."""
+        ...
+
+    def advance(self, carry: np.ndarray, start: int, stop: int) -> np.ndarray:
+        """The carry after `stop` chunks, given the one after `start` of them."""
+        ...
+
+    def step(self, num_chunks: int, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The quotas of the chunk after `num_chunks`, int32 (k,), and the next carry."""
+        ...
+
+    def drawn_at(self, num_chunks: int, carry: np.ndarray) -> np.ndarray:
+        """Samples given out in `num_chunks` chunks that end with this carry: int64 (k,)."""
+        ...
+
+    def rows(self, chunks: np.ndarray) -> Rows:
+        """Many chunks (n,) at once, where the allocation is closed."""
+        ...
+
+    def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
+        """Quotas of many chunks at once, int32 (n, k), where the allocation is closed."""
+        ...
+
+    def stretch(
+        self, carry: np.ndarray, start: int, num_chunks: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Quotas of consecutive chunks, int32 (n, k), and the carry after them.
+
+        Args:
+          carry: The carry after `start` chunks.
+          start: Chunks before.
+          num_chunks: Chunks, at least one.
+        """
+        ...
+
+    def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
+        """Chunks after which components have given as many samples as wanted, or within a few.
+
+        Args:
+          draws: int64 (k,), samples, at least one each.
+          chosen: bool (k,), the components to look at; at least one, and all active.
+          last: True for the last of them to come there, False for the first.
+        """
+        ...
+
+    def is_possible(self, num_chunks: int, carry: np.ndarray) -> bool:
+        """True for a carry that so many chunks may leave over."""
+        ...
+
+
+class CarriedQuotas:
     """The carries of one mixture from chunk 0 on. Immutable but for the saved carries.
 
     Args:
       shares: What each component is owed a chunk.
+      stride: Chunks between two carries that are saved.
+      max_saved: Carries saved at most; above, every other one goes and the stride doubles.
     """
 
     exact_ends = False  # `chunks_until` is a guess
 
-    __slots__ = ("_closed", "_period", "_saved", "_stride", "shares")
+    __slots__ = ("_closed", "_max_saved", "_period", "_saved", "_stride", "shares")
 
-    def __init__(self, shares: quota.Shares):
-        self.shares = shares
+    def __init__(self, shares: quota.Shares, *, stride: int = _STRIDE, max_saved: int = _MAX_SAVED):
+        self.shares, self._max_saved = shares, max_saved
         self._closed = quota.is_closed_form(shares)
         self._period = quota.period(shares)
-        self._stride = _STRIDE
+        self._stride = stride
         self._saved: dict[int, np.ndarray] = {0: quota.init_carry(shares)}
 
     @property
     def closed(self) -> bool:
         """True where the carry at any chunk is computed directly."""
         return self._closed
+
+    @property
+    def saved(self) -> tuple[int, ...]:
+        """The chunks whose carries are saved."""
+        return tuple(self._saved)
 
     def init_carry(self) -> np.ndarray:
         """The carry of chunk 0: int32 (k,)."""
@@ -70,7 +152,7 @@ class Allocation:
         """Keeps a carry; when there are too many, every other one goes and strides double."""
         saved = dict(self._saved)
         saved[mark] = carry
-        if len(saved) > _MAX_SAVED:
+        if len(saved) > self._max_saved:
             self._stride *= 2
             saved = {m: c for m, c in saved.items() if m % self._stride == 0}
         # One assignment: another thread sees the marks in order, before or after.
@@ -96,20 +178,33 @@ class Allocation:
         """Samples given out in this many chunks that end with this carry: int64 (k,)."""
         return quota.drawn_after(self.shares, num_chunks, carry)
 
-    def drawn_before(self, chunks: np.ndarray) -> np.ndarray:
-        """Samples given out before each of many chunks, int64 (n, k), in the closed form."""
-        return self.drawn_at(chunks, quota.steady_carry(self.shares, chunks))
+    def rows(self, chunks: np.ndarray) -> Rows:
+        """Many chunks (n,) at once, where the allocation is closed."""
+        before, after = self._carries(chunks)
+        quotas = quota.quotas_between(self.shares, before, after)
+        return Rows(chunks, before, self.drawn_at(chunks, before), quotas)
 
     def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
-        """Quotas of many chunks at once, int32 (n, k), where there is a closed form."""
+        """Quotas of many chunks at once, int32 (n, k), where the allocation is closed."""
+        return quota.quotas_between(self.shares, *self._carries(chunks))
+
+    def _carries(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Carries before and after chunks, int32 (n, k) each."""
         if (np.diff(chunks) == 1).all():  # in a row, each carry serves two chunks
-            steps = np.append(chunks, chunks[-1:] + 1)
-            carries = quota.steady_carry(self.shares, steps)
-            return quota.quotas_between(self.shares, carries[:-1], carries[1:])
-        before = quota.steady_carry(self.shares, chunks)
-        return quota.quotas_between(
-            self.shares, before, quota.steady_carry(self.shares, chunks + 1)
-        )
+            carries = quota.steady_carry(self.shares, np.append(chunks, chunks[-1:] + 1))
+            return carries[:-1], carries[1:]
+        before, after = (quota.steady_carry(self.shares, c) for c in (chunks, chunks + 1))
+        return before, after
+
+    def stretch(
+        self, carry: np.ndarray, start: int, num_chunks: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Quotas of consecutive chunks, int32 (n, k), and the carry after them."""
+        if not self.closed:
+            quotas, carries = quota_fast_forward.quota_rows(self.shares, carry, start, num_chunks)
+            return quotas, carries[-1]
+        before, after = self._carries(np.arange(start, start + num_chunks))
+        return quota.quotas_between(self.shares, before, after), after[-1]
 
     def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
         """Chunks after which components have given so many samples, within a few.
@@ -134,3 +229,28 @@ class Allocation:
             and wide.sum() == 0
             and not ((owed - wide) % unit).any()
         )
+
+
+class VirtualTimeQuotas(VirtualTime):
+    """Quotas of the chunks that the draws of virtual time are dealt to. Nothing is carried."""
+
+    closed = True
+    exact_ends = True
+
+    def rows(self, chunks: np.ndarray) -> Rows:
+        """Many chunks (n,) at once."""
+        ends, place = np.unique(np.concatenate([chunks, chunks + 1]), return_inverse=True)
+        drawn = self.drawn_before(ends)
+        before, after = (drawn[one] for one in place.reshape(2, -1))
+        carry = np.zeros((chunks.size, 0), dtype=np.int32)
+        return Rows(chunks, carry, before, (after - before).astype(np.int32))
+
+    def stretch(
+        self, carry: np.ndarray, start: int, num_chunks: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Quotas of consecutive chunks, int32 (n, k), and the empty carry."""
+        return self.quotas_of(np.arange(start, start + num_chunks)), carry
+
+    def is_possible(self, num_chunks: int, carry: np.ndarray) -> bool:
+        """True for the empty carry."""
+        return num_chunks >= 0 and carry.size == 0

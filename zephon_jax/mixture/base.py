@@ -8,33 +8,33 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax._arrays import as_int
+from zephon_jax._arrays import MAX_INDEX, as_int
 from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import named_digests
 from zephon_jax.mixture.locate import Dealing, places_of, times_drawn
-from zephon_jax.mixture.positions import FAR, MAX_SAMPLES
+from zephon_jax.mixture.positions import FAR
 from zephon_jax.mixture.run import MixtureRun
-from zephon_jax.mixture.settings import Knobs
+from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.mixture.state import MixtureState, from_words
-from zephon_jax.sources.checks import check_lane, lane_of
+from zephon_jax.sources.checks import check_lane
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.work_source import WorkSource
 
-__all__ = ["RunSource"]
+__all__ = ["MixtureSource"]
 
 
-class RunSource(WorkSource[MixtureState]):
+class MixtureSource(WorkSource[MixtureState]):
     """What a source has as soon as it has a run. `StaticMixtureWorkSource` makes that of arguments.
 
     Fields that a subclass sets: the checked settings, the shard counts of each dataset, and the
     datasets and component ids by their names.
     """
 
-    _knobs: Knobs
+    _settings: MixtureSettings
     _counts: list[np.ndarray]
     _by_id: Mapping[int, Any]
     _ids: Mapping[str, int]
@@ -54,9 +54,9 @@ class RunSource(WorkSource[MixtureState]):
         return self._by_id
 
     @property
-    def knobs(self) -> Knobs:
+    def settings(self) -> MixtureSettings:
         """The settings, checked and brought to one value a dataset."""
-        return self._knobs
+        return self._settings
 
     @property
     def eras(self) -> Eras:
@@ -65,16 +65,16 @@ class RunSource(WorkSource[MixtureState]):
 
     def chunk_size_hint(self) -> int:
         """Samples in a whole chunk."""
-        return self._knobs.chunk_size
+        return self._settings.chunk_size
 
     @property
     def seed(self) -> int:  # type: ignore[override]
         """The seed that decides every shuffle and the lanes."""
-        return self._knobs.seed
+        return self._settings.seed
 
     def chunk_spans(self) -> tuple[ChunkSpan, ...]:
         """All chunks of the run, one entry for each set of datasets that draw together."""
-        found = []
+        found: list[ChunkSpan] = []
         for span in self.eras.spans():
             endless = span.num_samples == FAR
             counts = (None, None) if endless else (span.num_chunks, span.num_samples)
@@ -85,9 +85,9 @@ class RunSource(WorkSource[MixtureState]):
         self, chunk_index: np.ndarray, num_lanes: int, *, origin: int = 0
     ) -> np.ndarray:
         """The lane of each chunk: int64 (n,)."""
-        knobs = self._knobs
+        settings = self._settings
         return lanes.lane_of_chunk(
-            chunk_index, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin
+            chunk_index, num_lanes, settings.seed, settings.lane_assignment, origin=origin
         )
 
     def drawn_before(self, chunk_index: int) -> np.ndarray:
@@ -101,7 +101,7 @@ class RunSource(WorkSource[MixtureState]):
 
     def pass_sizes(self) -> np.ndarray:
         """Samples in a pass of each component's dataset: int64 (k,)."""
-        return self.eras.rules.totals
+        return self.eras.steps.rules.totals
 
     def fingerprint(self) -> dict[str, int]:
         """A digest of each thing that fixes the order, by its name."""
@@ -111,10 +111,10 @@ class RunSource(WorkSource[MixtureState]):
         """How often the chunks before one hold a sample."""
         found = self._wanted(sample_id, 1, up_to_chunk)[0]
         drawn = int(self.drawn_before(up_to_chunk)[found.dataset_id])
-        return times_drawn(self.run.cursors.of_epoch(0)[found.dataset_id], found, drawn)
+        return times_drawn(self.run.orders.of_epoch(0)[found.dataset_id], found, drawn)
 
     def _chunk_index(self, chunk_index: int, name: str = "chunk_index") -> int:
-        return as_int(chunk_index, name, 0, MAX_SAMPLES // self._knobs.chunk_size)
+        return as_int(chunk_index, name, 0, MAX_INDEX // self._settings.chunk_size)
 
     # States
 
@@ -124,7 +124,7 @@ class RunSource(WorkSource[MixtureState]):
 
     def check_chunk(self, chunk: WorkChunk) -> None:
         """Checks a chunk that a subclass made; the mixture's own name all components."""
-        if not isinstance(chunk, WorkChunk) or chunk.names is not self._knobs.names:
+        if not isinstance(chunk, WorkChunk) or chunk.names is not self._settings.names:
             super().check_chunk(chunk)
 
     def init(self, lane: int = 0, num_lanes: int = 1) -> MixtureState:
@@ -152,10 +152,10 @@ class RunSource(WorkSource[MixtureState]):
           TypeError, ValueError: If an argument is not allowed.
         """
         lane, num_lanes = check_lane(lane, num_lanes)
-        most = MAX_SAMPLES // self._knobs.chunk_size - num_lanes
+        most = MAX_INDEX // self._settings.chunk_size - num_lanes
         origin = as_int(origin, "origin", 0, most)
         chunk_index = as_int(chunk_index, "chunk_index", origin, most)
-        return self.run.seek(chunk_index, lane, num_lanes, origin)
+        return self.run.seek(chunk_index, self.run.states.lane(lane, num_lanes, origin))
 
     def check_state(self, state: MixtureState) -> None:
         """Checks that a state belongs to this source.
@@ -192,12 +192,11 @@ class RunSource(WorkSource[MixtureState]):
           ValueError: If the state belongs to another source.
         """
         run = self.run
-        if getattr(state, "config", None) is not run.config:
+        standing = run.states.known(state)
+        if standing is None:
             self.check_state(state)
-        else:
-            run.states.check_form(state)  # a field of it may have been replaced
-            check_lane(*lane_of(state))
-        return run.next_chunk(state)
+            standing = run.states.known(state) or run.states.standing(state)
+        return run.next_chunk(standing)
 
     # Random access
 
@@ -206,7 +205,7 @@ class RunSource(WorkSource[MixtureState]):
         return True
 
     def __len__(self) -> int:
-        if self.eras.endless:
+        if self.eras.steps.endless:
             raise TypeError(
                 f"{self!r} never ends and has no len(). Set stop_after_passes, max_repeats, or"
                 " exhausted_policy 'stop' or 'redistribute'."
@@ -264,13 +263,13 @@ class RunSource(WorkSource[MixtureState]):
           [(0, 1, 7), (0, 1, 7)]
         """
         found, num_lanes, up_to_chunk = self._wanted(sample_id, num_lanes, up_to_chunk)
-        most = MAX_SAMPLES // self._knobs.chunk_size
+        most = MAX_INDEX // self._settings.chunk_size
         if up_to_chunk is not None:
             up_to_chunk = as_int(up_to_chunk, "up_to_chunk", 0, most)
         return places_of(
-            self._knobs,
+            self._settings,
             self.eras,
-            self.run.cursors.of_epoch(0)[found.dataset_id],
+            self.run.orders.of_epoch(0)[found.dataset_id],
             found,
             up_to_chunk,
             Dealing(num_lanes, as_int(origin, "origin", 0, most), check_read_config(read_config)),

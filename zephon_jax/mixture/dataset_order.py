@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.kernels.keys import digest_words, fold
 from zephon_jax.kernels.permutation import make_grids, permute_rows
 
 __all__ = [
-    "Cursor",
+    "DatasetOrder",
     "Table",
     "block_size",
-    "make_cursor",
+    "make_dataset_order",
     "make_tables",
     "shard_order",
     "starts_of",
@@ -29,9 +30,11 @@ __all__ = [
 
 _LEVELS = ("shards", "within", "blocks", "global")
 _KEPT_PASSES = 2  # shard orders kept for each dataset: this pass and the next
+# Of datasets whose shards have one order only: there may be tens of thousands.
+_NO_ORDERS: BoundedCache[int, np.ndarray] = BoundedCache(1)
 
 
-class Cursor:
+class DatasetOrder:
     """A dataset as the order sees it. Immutable but for a few shard orders that it keeps.
 
     Fields:
@@ -41,15 +44,22 @@ class Cursor:
     """
 
     __slots__ = (
-        "block", "by_pass", "counts", "filled", "global_", "keys", "orders", "reshuffle", "shards",
-        "starts", "total", "within",
+        "block", "by_pass", "counts", "filled", "global_", "keys", "reshuffle", "shard_orders",
+        "shards", "starts", "total", "within",
     )  # fmt: skip
 
+    total: int
+    block: int
+    global_: bool  # all samples are shuffled as one block
+    shards: bool  # the order of the shards is shuffled
+    within: bool  # places within each shard are shuffled
+    reshuffle: bool  # each pass has its own order
+    by_pass: bool
     counts: np.ndarray  # int64 (S,), samples of each shard that holds any
     filled: np.ndarray | None  # int64 (S,), their places in the dataset's list; None for all
     starts: np.ndarray  # int64 (S + 1,), samples before each
     keys: dict[str, np.ndarray]  # one root key for each level
-    orders: dict[int, np.ndarray]  # shard order (S,) by pass
+    shard_orders: BoundedCache[int, np.ndarray]  # shards (S,) in their order, by pass
 
     @property
     def shard_ids(self) -> np.ndarray:
@@ -68,7 +78,7 @@ def block_size(setting: int | str | None, counts: np.ndarray) -> int:
     return 0 if size == 1 else min(size, total)
 
 
-def make_cursor(
+def make_dataset_order(
     name: str,
     counts: np.ndarray,
     *,
@@ -78,8 +88,8 @@ def make_cursor(
     shuffle_within_shard: bool,
     shuffle_block_size: int | str | None,
     reshuffle_on_repeat: bool,
-) -> Cursor:
-    """Prepares a dataset's cursor. Time and memory grow with the number of shards only.
+) -> DatasetOrder:
+    """Prepares a dataset's order. Time and memory grow with the number of shards only.
 
     Args:
       name: The dataset's name, which its keys come from: other datasets do not matter.
@@ -91,23 +101,23 @@ def make_cursor(
       shuffle_block_size: Samples in a block of the mosaic, None, "auto" or "global".
       reshuffle_on_repeat: Give each pass an order of its own.
     """
-    cursor = Cursor()
+    order = DatasetOrder()
     filled = counts > 0
-    cursor.filled = None if filled.all() else np.flatnonzero(filled)
-    cursor.counts = counts if cursor.filled is None else counts[cursor.filled]
-    cursor.starts = starts_of(cursor.counts)
-    cursor.total = int(cursor.starts[-1])
-    cursor.block = block_size(shuffle_block_size, cursor.counts)
-    cursor.global_ = shuffle_block_size == "global"
+    order.filled = None if filled.all() else np.flatnonzero(filled)
+    order.counts = counts if order.filled is None else counts[order.filled]
+    order.starts = starts_of(order.counts)
+    order.total = int(order.starts[-1])
+    order.block = block_size(shuffle_block_size, order.counts)
+    order.global_ = shuffle_block_size == "global"
     # One shard has one order; many small datasets are of that kind.
-    cursor.shards = shuffle_shards and not cursor.global_ and cursor.counts.size > 1
-    cursor.within = shuffle_within_shard and not cursor.global_
-    cursor.reshuffle = reshuffle_on_repeat
-    cursor.by_pass = (cursor.shards or cursor.within) and reshuffle_on_repeat
+    order.shards = shuffle_shards and not order.global_ and order.counts.size > 1
+    order.within = shuffle_within_shard and not order.global_
+    order.reshuffle = reshuffle_on_repeat
+    order.by_pass = (order.shards or order.within) and reshuffle_on_repeat
     words = digest_words(2 * len(_LEVELS), seed, "dataset", name, epoch).reshape(-1, 2)
-    cursor.keys = dict(zip(_LEVELS, words, strict=True))
-    cursor.orders = {}
-    return cursor
+    order.keys = dict(zip(_LEVELS, words, strict=True))
+    order.shard_orders = BoundedCache(_KEPT_PASSES) if order.shards else _NO_ORDERS
+    return order
 
 
 def starts_of(counts: np.ndarray) -> np.ndarray:
@@ -118,7 +128,7 @@ def starts_of(counts: np.ndarray) -> np.ndarray:
 
 
 class Table(NamedTuple):
-    """The runs (shards in the order of a pass) of consecutive passes, laid end to end."""
+    """The shards of consecutive passes in their order, laid end to end."""
 
     first: int  # the first pass; 0 where one order serves all
     last: int
@@ -126,41 +136,45 @@ class Table(NamedTuple):
     start: np.ndarray  # int64 (R + 1,), samples before each run
 
 
-def make_tables(wanted: Sequence[tuple[Cursor, int, int]]) -> list[Table]:
+def make_tables(wanted: Sequence[tuple[DatasetOrder, int, int]]) -> list[Table]:
     """Makes the tables of datasets for passes first .. last, all missing shard orders in one go.
 
     Args:
-      wanted: Cursors, first and last passes; both 0 where one order serves all.
+      wanted: DatasetOrders, first and last passes; both 0 where one order serves all.
     """
-    shuffled = [n for n, (cursor, _, _) in enumerate(wanted) if cursor.shards]
-    kept = [wanted[n][0].orders for n in shuffled]  # read once: threads may put others there
-    missing = [
-        [one for one in range(wanted[n][1], wanted[n][2] + 1) if one not in orders]
-        for n, orders in zip(shuffled, kept, strict=True)
-    ]
+    shuffled = [n for n, (order, _, _) in enumerate(wanted) if order.shards]
+    # By dataset and pass. Read once: another thread may drop an order meanwhile.
+    parts: list[dict[int, np.ndarray]] = []
+    missing: list[list[int]] = []
+    for n in shuffled:
+        order, first, last = wanted[n]
+        passes = range(first, last + 1)
+        found = [(one, order.shard_orders.get(one)) for one in passes]
+        parts.append({one: shards for one, shards in found if shards is not None})
+        missing.append([one for one in passes if one not in parts[-1]])
     shards: dict[int, np.ndarray] = {}
     made = _shuffle_shards([wanted[n][0] for n in shuffled], missing)
-    for n, orders, passes, new in zip(shuffled, kept, missing, made, strict=True):
-        cursor, first, last = wanted[n]
-        orders = {
-            **orders,
-            **dict(zip(passes, new.reshape(len(passes), cursor.counts.size), strict=True)),
-        }
-        # Copies: those of other passes and datasets lie in the same memory.
-        cursor.orders = {one: part.copy() for one, part in list(orders.items())[-_KEPT_PASSES:]}
-        parts = [orders[one] for one in range(first, last + 1)]
-        shards[n] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    for n, part, passes, new in zip(shuffled, parts, missing, made, strict=True):
+        order = wanted[n][0]
+        part.update(zip(passes, new.reshape(len(passes), order.counts.size), strict=True))
+        for one in passes[-_KEPT_PASSES:]:
+            # A copy: the orders of other passes and datasets lie in the same memory.
+            order.shard_orders.put(one, part[one].copy())
+        every = [part[one] for one in sorted(part)]
+        shards[n] = every[0] if len(every) == 1 else np.concatenate(every)
     return [_make_table(*want, shards.get(n)) for n, want in enumerate(wanted)]
 
 
-def _shuffle_shards(cursors: Sequence[Cursor], passes: Sequence[Sequence[int]]) -> list[np.ndarray]:
+def _shuffle_shards(
+    orders: Sequence[DatasetOrder], passes: Sequence[Sequence[int]]
+) -> list[np.ndarray]:
     """Shard orders of some passes of each dataset, laid end to end."""
     many = np.asarray([len(some) for some in passes], dtype=np.int64)
     if not many.any():
-        return [np.zeros(0, dtype=np.int64)] * len(cursors)
-    shards = np.asarray([cursor.counts.size for cursor in cursors])
+        return [np.zeros(0, dtype=np.int64)] * len(orders)
+    shards = np.asarray([order.counts.size for order in orders])
     sizes = np.repeat(shards, many)
-    roots = np.repeat(np.stack([cursor.keys["shards"] for cursor in cursors]), many, axis=0)
+    roots = np.repeat(np.stack([order.keys["shards"] for order in orders]), many, axis=0)
     flat = np.asarray([one for some in passes for one in some])
     grids = make_grids(sizes, fold(roots, flat))
     ends = np.cumsum(sizes)
@@ -169,20 +183,20 @@ def _shuffle_shards(cursors: Sequence[Cursor], passes: Sequence[Sequence[int]]) 
     return np.split(permute_rows(places, rows, grids), np.cumsum(shards * many)[:-1])
 
 
-def _make_table(cursor: Cursor, first: int, last: int, shard: np.ndarray | None) -> Table:
+def _make_table(order: DatasetOrder, first: int, last: int, shard: np.ndarray | None) -> Table:
     if shard is None:
         if first == last:
-            return Table(first, last, None, cursor.starts)
-        shard = np.tile(np.arange(cursor.counts.size), last - first + 1)
-    return Table(first, last, shard, starts_of(cursor.counts[shard]))
+            return Table(first, last, None, order.starts)
+        shard = np.tile(np.arange(order.counts.size), last - first + 1)
+    return Table(first, last, shard, starts_of(order.counts[shard]))
 
 
-def shard_order(cursor: Cursor, pass_index: int) -> tuple[np.ndarray, np.ndarray]:
+def shard_order(order: DatasetOrder, pass_index: int) -> tuple[np.ndarray, np.ndarray]:
     """The shards of a pass in its order, and the samples before each.
 
     Returns:
       int64 (S,), places among the shards that hold samples, and int64 (S + 1,).
     """
-    (table,) = make_tables([(cursor, pass_index, pass_index)])
-    shard = np.arange(cursor.counts.size) if table.shard is None else table.shard
+    (table,) = make_tables([(order, pass_index, pass_index)])
+    shard = np.arange(order.counts.size) if table.shard is None else table.shard
     return shard, table.start

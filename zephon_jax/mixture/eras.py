@@ -9,12 +9,13 @@ import bisect
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._arrays import MAX_INDEX
 from zephon_jax._process import PerProcess
-from zephon_jax.mixture.positions import FAR, MAX_SAMPLES, Era, Position, Steps
+from zephon_jax.mixture.positions import FAR, Era, Position, Steps
 
 __all__ = ["Eras", "Span"]
 
@@ -46,14 +47,15 @@ def _bisect(low: int, high: int, near: int, holds: Callable[[int], bool]) -> int
 
 
 @dataclass(eq=False)
-class Eras(Steps):
-    """Positions of a run by chunk index. Immutable but for what it remembers."""
+class Eras:
+    """Positions of a run by chunk index and by sample. Immutable but for the eras it remembers."""
 
-    _starts: list[Position] = field(default_factory=list)
-    _spans: list[Span] = field(default_factory=list)
+    steps: Steps
+    _starts: list[Position] = field(default_factory=list[Position])
+    _spans: list[Span] = field(default_factory=list[Span])
     _begun: Span | None = None
     _length: tuple[Era, int | None] | None = None
-    _lock: PerProcess[Any] = field(default_factory=lambda: PerProcess(threading.RLock))
+    _lock: PerProcess[threading.RLock] = field(default_factory=lambda: PerProcess(threading.RLock))
 
     def resume(
         self, chunk_index: int, era_chunk: int, carry: np.ndarray, drawn: np.ndarray
@@ -63,12 +65,12 @@ class Eras(Steps):
         Raises:
           ValueError: If they contradict each other.
         """
-        if self.rules.costs is not None:
+        if self.steps.rules.costs is not None:
             position = self.seek(chunk_index)
             found = position.chunk_index, position.era.first_chunk
             consistent = found == (chunk_index, era_chunk) and bool((position.drawn == drawn).all())
         else:
-            position, consistent = self.described(chunk_index, era_chunk, carry, drawn)
+            position, consistent = self.steps.described(chunk_index, era_chunk, carry, drawn)
         if not consistent:
             raise ValueError(
                 "the state contradicts itself: its carry and counts do not belong to its chunk"
@@ -83,34 +85,38 @@ class Eras(Steps):
             return position, False
         first = position.chunk_index - era.first_chunk
         last = chunk_index - era.first_chunk
-        target = self.at(position, last)
-        crossed = self.departed(target)
+        target = self.steps.at(position, last)
+        crossed = self.steps.departed(target)
         if crossed:
             last = self._departure(position, first, last)
-            target = self.at(position, last)
-        # The run may have ended in an earlier chunk: before the one in which somebody leaves.
-        if not crossed or self.capped(era).any():
-            final = self.at(position, last - 1) if crossed else target
-            if self.ended(final):
+            target = self.steps.at(position, last)
+        # The run may have ended in an earlier chunk: before the one in which a component leaves.
+        if not crossed or self.steps.capped(era).any():
+            final = self.steps.at(position, last - 1) if crossed else target
+            if self.steps.ended(final):
                 last = final.chunk_index - era.first_chunk
                 near = self._first_chunks(era) or last
-                end = _bisect(first - 1, last, near, lambda n: self.ended(self.at(position, n)))
-                return self.at(position, end), False
+                end = _bisect(
+                    first - 1, last, near, lambda n: self.steps.ended(self.steps.at(position, n))
+                )
+                return self.steps.at(position, end), False
         if crossed:
             drawn = np.where(
-                self.rules.leaves, np.minimum(target.drawn, self.rules.totals), target.drawn
+                self.steps.rules.leaves,
+                np.minimum(target.drawn, self.steps.rules.totals),
+                target.drawn,
             )
-            return self.open(target.chunk_index, drawn), True
+            return self.steps.open(target.chunk_index, drawn), True
         return target, False
 
     def _departure(self, position: Position, first: int, last: int) -> int:
-        """Chunks of an era after which somebody leaves: more than `first`, `last` at most."""
+        """Chunks of an era after which a component leaves: more than `first`, `last` at most."""
         era = position.era
         assert era.allocation is not None
         near = self._first_chunks(era) or last
-        if era.allocation.exact_ends and not self.capped(era).any():
+        if era.allocation.exact_ends and not self.steps.capped(era).any():
             return near
-        return _bisect(first, last, near, lambda n: self.departed(self.at(position, n)))
+        return _bisect(first, last, near, lambda n: self.steps.departed(self.steps.at(position, n)))
 
     def advance(self, position: Position, chunk_index: int) -> Position:
         """The position of a later chunk, or the end of the run if that comes first."""
@@ -125,7 +131,7 @@ class Eras(Steps):
             return self._seek(chunk_index)
 
     def _seek(self, chunk_index: int) -> Position:
-        self._keep(self.start())
+        self._keep(self.steps.start())
         starts = self._starts
         place = bisect.bisect_right([s.chunk_index for s in starts], chunk_index) - 1
         position, going = starts[place], True
@@ -137,7 +143,7 @@ class Eras(Steps):
 
     def _keep(self, start: Position) -> None:
         """Remembers where an era begins, for seeks: in ascending order, the run's start first."""
-        self._starts = self._starts or [self.start()]
+        self._starts = self._starts or [self.steps.start()]
         if start.chunk_index > self._starts[-1].chunk_index:
             self._starts.append(start)
 
@@ -149,11 +155,11 @@ class Eras(Steps):
         return known[1]
 
     def _look_for_end(self, era: Era) -> int | None:
-        rules = self.rules
+        rules = self.steps.rules
         assert era.allocation is not None
         # In samples: what the components must have drawn for the era to have ended.
         ends = np.full(rules.totals.shape, FAR)
-        capped = self.capped(era)
+        capped = self.steps.capped(era)
         ends[capped] = rules.caps[capped] + 1
         leaving = era.active & rules.leaves
         ends[leaving] = rules.totals[leaving]
@@ -170,10 +176,10 @@ class Eras(Steps):
         guess = self._first_chunks(start.era)
         if guess is None:
             return None
-        most = MAX_SAMPLES // self.rules.chunk_size - start.chunk_index
+        most = MAX_INDEX // self.steps.rules.chunk_size - start.chunk_index
         while True:
             end, more = self._within(start, start.chunk_index + min(guess, most))
-            if more or self.ended(end):
+            if more or self.steps.ended(end):
                 return end, more
             if guess >= most:
                 raise ValueError(
@@ -183,7 +189,7 @@ class Eras(Steps):
             guess *= 2
 
     def _next_span(self, start: Position, first_sample: int) -> Span:
-        if start.era.allocation is None or self.ended(start):
+        if start.era.allocation is None or self.steps.ended(start):
             return Span(start, first_sample, 0, 0, True)
         found = self._end_of(start)
         if found is None:
@@ -216,13 +222,17 @@ class Eras(Steps):
     def _after_spans(self) -> tuple[Position, int]:
         """Where the first era begins whose end is not known yet, and its first sample."""
         if not self._spans:
-            return self.start(), 0
+            return self.steps.start(), 0
         last = self._spans[-1]
         start = self.seek(last.start.chunk_index + last.num_chunks)
         return start, last.first_sample + last.num_samples
 
     def _begun_span(self, start: Position, first_sample: int, index: int) -> Span | None:
-        """The part of an era up to a sample, where the era lasts so long: its end may be far."""
+        """The part of an era up to a sample, where the era lasts that long.
+
+        The end of an era without a closed form is found by stepping through its chunks, which takes
+        long where it is far; a sample near the era's start need not wait for it.
+        """
         allocation, known = start.era.allocation, self._begun
         if allocation is None or allocation.closed:
             return None  # the end is found at once
@@ -230,15 +240,15 @@ class Eras(Steps):
             known = Span(start, first_sample, 0, 0, False)
         if index < first_sample + known.num_samples:
             return known
-        num_chunks = (index - first_sample) // self.rules.chunk_size
+        num_chunks = (index - first_sample) // self.steps.rules.chunk_size
         guess = self._first_chunks(start.era)
         if guess is None or num_chunks > guess:
             return None
         here, more = self._within(start, start.chunk_index + num_chunks)
-        drawn = self.step(here)
+        drawn = self.steps.step(here)
         if more or drawn is None or here.chunk_index != start.chunk_index + num_chunks:
             return None
-        num_samples = num_chunks * self.rules.chunk_size + int(drawn[0].sum())
+        num_samples = num_chunks * self.steps.rules.chunk_size + int(drawn[0].sum())
         if index >= first_sample + num_samples:
             return None
         self._begun = Span(start, first_sample, num_chunks + 1, num_samples, False)
@@ -253,6 +263,6 @@ class Eras(Steps):
 
     def num_samples(self) -> int:
         """Samples in the whole run, which must end."""
-        assert not self.endless
+        assert not self.steps.endless
         last = self.spans()[-1]
         return last.first_sample + last.num_samples

@@ -16,7 +16,7 @@ import numpy as np
 
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.mixture.dataset_order import block_size
-from zephon_jax.mixture.settings import Knobs
+from zephon_jax.mixture.settings import MixtureSettings
 
 __all__ = [
     "CODES",
@@ -56,32 +56,32 @@ _UNKNOWN = 0  # digest of what a source cannot tell: equal to any
 
 
 def _values(
-    knobs: Knobs, counts: Sequence[np.ndarray], costs: Sequence[np.ndarray]
+    settings: MixtureSettings, counts: Sequence[np.ndarray], costs: Sequence[np.ndarray]
 ) -> dict[str, Sequence[int | str | bytes]]:
     """The values that have a row, by code, as what is hashed."""
     # What a setting comes to: "auto" is another block size when shards grow.
     blocks = [
         str(block if block == "global" else block_size(block, c))
-        for block, c in zip(knobs.shuffle_block_size, counts, strict=True)
+        for block, c in zip(settings.shuffle_block_size, counts, strict=True)
     ]
     values: dict[str, Sequence[int | str | bytes]] = {
         "order": [ORDER_VERSION],
-        "names": knobs.names,
+        "names": settings.names,
         "counts": [c.astype("<i8").tobytes() for c in counts],
-        "weights": [str(share) for share in knobs.fractions],
-        "chunk": [knobs.chunk_size],
-        "seed": [knobs.seed],
+        "weights": [str(share) for share in settings.fractions],
+        "chunk": [settings.chunk_size],
+        "seed": [settings.seed],
     }
     optional: dict[str, tuple[Sequence[object], object]] = {  # with the value that has no row
-        "shards": (knobs.shuffle_shards, True),
-        "within": (knobs.shuffle_within_shard, False),
+        "shards": (settings.shuffle_shards, True),
+        "within": (settings.shuffle_within_shard, False),
         "blocks": (blocks, "0"),
-        "policy": (knobs.exhausted_policy, "repeat"),
-        "reshuf": (knobs.reshuffle_on_repeat, True),
-        "repeats": (knobs.max_repeats, None),
-        "passes": ([knobs.stop_after_passes], 1),
-        "lanes": ([knobs.lane_assignment], "permute"),
-        "alloc": ([knobs.allocation], "incremental"),
+        "policy": (settings.exhausted_policy, "repeat"),
+        "reshuf": (settings.reshuffle_on_repeat, True),
+        "repeats": (settings.max_repeats, None),
+        "passes": ([settings.stop_after_passes], 1),
+        "lanes": ([settings.lane_assignment], "permute"),
+        "alloc": ([settings.allocation], "incremental"),
         "tokens": ([c.astype("<i8").tobytes() for c in costs], None),
     }
     for code, (given, without) in optional.items():
@@ -91,7 +91,7 @@ def _values(
 
 
 def fingerprint(
-    knobs: Knobs,
+    settings: MixtureSettings,
     counts: Sequence[np.ndarray],
     costs: Sequence[np.ndarray],
     sizes: Sequence[np.ndarray | None],
@@ -99,13 +99,13 @@ def fingerprint(
     """The fingerprint of a source: uint32 (c, 3), read-only.
 
     Args:
-      knobs: Checked settings.
+      settings: Checked settings.
       counts: Samples of each shard of each dataset, int64 (num_shards,) each.
       costs: What the shards cost, int64 (num_shards,) each, in a mixture of tokens; else empty.
       sizes: Bytes of each shard of each dataset, int64 (num_shards,) each; None for a dataset
         that does not know them.
     """
-    values = _values(knobs, counts, costs)
+    values = _values(settings, counts, costs)
     digests = {code: digest_words(1, code, *values[code])[0] for code in values}
     known = [(d, size) for d, size in enumerate(sizes) if size is not None]
     digests["bytes"] = np.uint32(_UNKNOWN)
@@ -132,7 +132,8 @@ def named_digests(table: np.ndarray) -> dict[str, int]:
     Raises:
       ValueError: If it is no fingerprint.
     """
-    codes, digests = [], []
+    codes: list[str] = []
+    digests: list[int] = []
     if table.dtype.kind in "iu" and table.size % _ROW == 0:
         rows = np.ascontiguousarray(table, dtype="<u4").reshape(-1, _ROW)
         codes = [row[:2].tobytes().rstrip(b"\0").decode("ascii", "replace") for row in rows]

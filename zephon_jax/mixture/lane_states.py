@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax._process import PerProcess
+from zephon_jax._arrays import MAX_INDEX
+from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.data.token_estimation import RATIO_UNIT
-from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import differences
-from zephon_jax.mixture.positions import MAX_SAMPLES, Position
-from zephon_jax.mixture.settings import Knobs
+from zephon_jax.mixture.lane_chunks import Lane
+from zephon_jax.mixture.positions import Position
+from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.mixture.state import (
     MAX_LISTED,
     MAX_LISTED_VIRTUAL,
@@ -25,20 +23,10 @@ from zephon_jax.mixture.state import (
     to_words,
 )
 
-__all__ = ["LaneStates", "ratios_of_fields"]
+__all__ = ["LaneStates", "Standing", "ratios_of_fields"]
 
-_PAGE = 64  # blocks whose place in the lanes is looked up at once
-_KEPT_COMPONENTS = 1 << 16  # components of positions remembered, over all of them
+_KEPT_COMPONENTS = 1 << 19  # components of states remembered, 24 bytes each, over all of them
 _SHOWN = 8  # ratios in an error
-
-
-@functools.lru_cache(maxsize=1024)
-def _lane_page(
-    page: int, lane: int, num_lanes: int, seed: int, assignment: str, origin: int
-) -> list[int]:
-    """The lane's chunks in _PAGE consecutive blocks: one call costs as much as one chunk's."""
-    steps = np.arange(page * _PAGE, (page + 1) * _PAGE)
-    return lanes.chunk_of_lane(steps, lane, num_lanes, seed, assignment, origin=origin).tolist()
 
 
 def _words(fields: list[Any], name: str) -> np.ndarray:
@@ -87,113 +75,120 @@ def ratios_of_fields(fields: list[Any], mine: np.ndarray, num_datasets: int) -> 
     return ratios
 
 
+class Standing(NamedTuple):
+    """A state of this source together with the position and the lane that it describes."""
+
+    state: MixtureState
+    position: Position
+    lane: Lane
+
+
+def _frozen(array: np.ndarray) -> np.ndarray:
+    array.setflags(write=False)
+    return array
+
+
+_NONE = _frozen(np.zeros((0, 2), dtype=np.uint32))
+_NO_CARRY = _frozen(np.zeros(0, dtype=np.int32))
+_LAGS = tuple(_frozen(np.asarray(lag, dtype=np.int32)) for lag in (0, 1))
+
+
 class LaneStates:
-    """Makes and reads the states of one source. Immutable but for recent positions that it keeps.
+    """Makes and reads the states of one source. Immutable but for states that it remembers.
+
+    A state is words for checkpoints and `jit`. Positions travel beside the states that were made
+    here and come back as the same objects, so that nobody unpacks words that nobody changed.
 
     Args:
       eras: Positions of the run.
-      knobs: The settings of the source.
+      settings: The settings of the source.
       config: The source's fingerprint, uint32 (c, 3).
       ratios: Tokens per byte of each dataset, int64 (k,) in units of 1 / RATIO_UNIT; (0,) where
         tokens do not matter, where they are known by shard, or above MAX_LISTED datasets.
     """
 
-    def __init__(self, eras: Eras, knobs: Knobs, config: np.ndarray, ratios: np.ndarray):
-        self._eras, self._knobs, self._config = eras, knobs, config
-        self._ratios = to_words(ratios)
-        k = len(knobs.names)
-        virtual = eras.rules.costs is not None
-        self._listed = listed = k <= (MAX_LISTED_VIRTUAL if virtual else MAX_LISTED)
-        none = k if listed and not virtual else 0
-        # What each field of a state looks like.
-        self._shapes = MixtureState(
-            lane=(), num_lanes=(), lag=(), chunk=(2,), origin=(2,), era=(2,), carry=(none,),
-            drawn=(k if listed else 0, 2), ledger=(0 if listed else 2,),
-            ratios=self._ratios.shape, config=config.shape,
+    def __init__(
+        self, eras: Eras, settings: MixtureSettings, config: np.ndarray, ratios: np.ndarray
+    ):
+        self._eras, self._settings, self._config = eras, settings, config
+        k = len(settings.names)
+        virtual = eras.steps.rules.costs is not None
+        self._listed = k <= (MAX_LISTED_VIRTUAL if virtual else MAX_LISTED)
+        carried, drawn = (k if self._listed and not virtual else 0), (k if self._listed else 0)
+        zero = to_words(0)
+        # What each field of a state looks like; the fields that never change are shared.
+        self._like = MixtureState(
+            lane=np.int32(0), num_lanes=np.int32(1), lag=_LAGS[0], chunk=zero, origin=zero,
+            era=zero, carry=np.zeros(carried, dtype=np.int32),
+            drawn=np.zeros((drawn, 2), dtype=np.uint32), ledger=to_words(0)[2 * self._listed :],
+            ratios=to_words(ratios), config=config,
         )  # fmt: skip
-        self._recent: OrderedDict[int, Position] = OrderedDict()
-        self._lock = PerProcess(threading.RLock)
+        self._recent: BoundedCache[int, Standing] = BoundedCache(_KEPT_COMPONENTS, lambda _: k)
 
-    def lane_chunk(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
-        """The lane's first chunk at or after this one."""
-        if num_lanes == 1:
-            return chunk_index
-        block = (chunk_index - origin) // num_lanes
-        for step in (block, block + 1):
-            page, place = divmod(step, _PAGE)
-            knobs = self._knobs
-            chunks = _lane_page(page, lane, num_lanes, knobs.seed, knobs.lane_assignment, origin)
-            if chunks[place] >= chunk_index:
-                return chunks[place]
-        raise AssertionError("a lane has one chunk in each block")
+    def lane(self, lane: int, num_lanes: int, origin: int = 0) -> Lane:
+        """A lane of this source's runs."""
+        return Lane(lane, num_lanes, origin, self._settings.seed, self._settings.lane_assignment)
 
-    def _lag(self, chunk_index: int, lane: int, num_lanes: int, origin: int) -> int:
-        """Blocks from the one that holds a chunk to that of the lane's next chunk: 0 or 1.
-
-        A lane that has read its chunk of the block in which the run ends stands at the end, as one
-        does whose chunk would have come later: only this tells them apart.
-        """
-        next_chunk = self.lane_chunk(chunk_index, lane, num_lanes, origin)
-        return (next_chunk - origin) // num_lanes - (chunk_index - origin) // num_lanes
-
-    def state(self, position: Position, lane: int, num_lanes: int, origin: int) -> MixtureState:
+    def state(self, position: Position, lane: Lane) -> MixtureState:
         """The state of a lane that has read up to a position."""
-        self._remember(position)
-        listed = self._listed
-        none = np.zeros((0, 2), dtype=np.uint32)
-        lag = self._lag(position.chunk_index, lane, num_lanes, origin)
-        state = MixtureState(
-            lane=np.asarray(lane, dtype=np.int32),
-            num_lanes=np.asarray(num_lanes, dtype=np.int32),
-            lag=np.asarray(lag, dtype=np.int32),
-            chunk=to_words(position.chunk_index),
-            origin=to_words(origin),
-            era=to_words(position.era.first_chunk),
-            carry=position.carry if listed else np.zeros(0, dtype=np.int32),
-            drawn=to_words(position.drawn) if listed else none,
-            ledger=none[:, 0] if listed else ledger_digest(position.carry, position.drawn),
-            ratios=self._ratios,
-            config=self._config,
+        like = self._like._replace(
+            lane=_frozen(np.asarray(lane.lane, dtype=np.int32)),
+            num_lanes=_frozen(np.asarray(lane.num_lanes, dtype=np.int32)),
+            origin=to_words(lane.origin),
         )
-        for leaf in state:
-            leaf.setflags(write=False)
+        return self._moved(like, position, lane)
+
+    def after(self, standing: Standing, position: Position) -> MixtureState:
+        """The state of the same lane at a later position."""
+        return self._moved(standing.state, position, standing.lane)
+
+    def _moved(self, like: MixtureState, position: Position, lane: Lane) -> MixtureState:
+        carry, drawn, ledger = _NO_CARRY, _NONE, like.ledger
+        if self._listed:
+            carry, drawn = _frozen(position.carry), to_words(position.drawn)
+        else:
+            ledger = _frozen(ledger_digest(position.carry, position.drawn))
+        state = like._replace(
+            lag=_LAGS[lane.lag(position.chunk_index)],
+            chunk=to_words(position.chunk_index),
+            era=to_words(position.era.first_chunk),
+            carry=carry,
+            drawn=drawn,
+            ledger=ledger,
+        )
+        self._recent.put(id(state), Standing(state, position, lane))
         return state
 
-    def _remember(self, position: Position) -> None:
-        with self._lock.get():
-            self._recent[position.chunk_index] = position
-            crowded = len(self._recent) * len(self._knobs.names) > _KEPT_COMPONENTS
-            if crowded and len(self._recent) > 2:
-                self._recent.popitem(last=False)
+    def known(self, state: MixtureState) -> Standing | None:
+        """A state that was made or checked here, with its position; None for any other."""
+        found = self._recent.get(id(state))
+        return found if found is not None and found.state is state else None
 
-    def position(self, state: MixtureState) -> Position:
-        """The position that a state of this source describes.
+    def standing(self, state: MixtureState) -> Standing:
+        """A state that has been checked, with the position that it describes.
 
         Raises:
           ValueError: If what the state holds contradicts itself.
         """
-        chunk_index = from_words(state.chunk)
-        known = self._recent.get(chunk_index)
-        if np.asarray(state.ledger).size:
-            position = known or self._eras.seek(chunk_index)
-            digest = ledger_digest(position.carry, position.drawn)
-            found = position.chunk_index, position.era.first_chunk
-            wanted = chunk_index, from_words(state.era)
-            if found != wanted or not np.array_equal(digest, state.ledger):
-                raise ValueError(
-                    "the state contradicts itself: its digest or its era does not belong to its"
-                    f" chunk {chunk_index}."
-                )
-            return position
-        carry, drawn = np.array(state.carry, dtype=np.int32), from_words(state.drawn)
-        if (
-            known is not None
-            and known.era.first_chunk == from_words(state.era)
-            and np.array_equal(known.carry, carry)
-            and np.array_equal(known.drawn, drawn)
-        ):
-            return known
-        return self._eras.resume(chunk_index, from_words(state.era), carry, drawn)
+        lane = self.lane(int(state.lane), int(state.num_lanes), from_words(state.origin))
+        found = Standing(state, self._position(state), lane)
+        self._recent.put(id(state), found)
+        return found
+
+    def _position(self, state: MixtureState) -> Position:
+        chunk_index, era = from_words(state.chunk), from_words(state.era)
+        if self._listed:
+            carry = np.array(state.carry, dtype=np.int32)
+            return self._eras.resume(chunk_index, era, carry, from_words(state.drawn))
+        position = self._eras.seek(chunk_index)
+        digest = ledger_digest(position.carry, position.drawn)
+        found = position.chunk_index, position.era.first_chunk
+        if found != (chunk_index, era) or not np.array_equal(digest, state.ledger):
+            raise ValueError(
+                "the state contradicts itself: its digest or its era does not belong to its"
+                f" chunk {chunk_index}."
+            )
+        return position
 
     def check_fields(self, fields: list[Any]) -> None:
         """Checks the settings that an encoded state belongs to, before anything is decoded.
@@ -217,13 +212,13 @@ class LaneStates:
         raise _of_another(differs, shown)
 
     def _other_tokens(self, ratios: np.ndarray) -> str:
-        """How the ratios of a state differ from those of the source, for an error."""
-        if not self._ratios.size or self._ratios.shape != ratios.shape:
+        """How the token ratios of a state differ from those of the source, for an error."""
+        if not self._like.ratios.size or self._like.ratios.shape != ratios.shape:
             return ""
-        mine, other = from_words(self._ratios), from_words(ratios)
+        mine, other = from_words(self._like.ratios), from_words(ratios)
         pairs = [
             f"{name!r}: {b / RATIO_UNIT} in the state, {a / RATIO_UNIT} here"
-            for name, a, b in zip(self._knobs.names, mine.tolist(), other.tolist(), strict=False)
+            for name, a, b in zip(self._settings.names, mine.tolist(), other.tolist(), strict=False)
             if a != b
         ]
         if not pairs:
@@ -237,13 +232,11 @@ class LaneStates:
         Raises:
           ValueError: Naming the field.
         """
-        for name, leaf, shape in zip(state._fields, state, self._shapes, strict=True):
-            if getattr(leaf, "shape", None) == shape and leaf.dtype.kind in "iu":
-                continue
+        for name, leaf, like in zip(state._fields, state, self._like, strict=True):
             found = np.asarray(leaf)
-            if found.shape != shape or found.dtype.kind not in "iu":
+            if found.shape != like.shape or found.dtype.kind not in "iu":
                 raise ValueError(
-                    f"the state's field {name!r} must hold integers of shape {shape}; got"
+                    f"the state's field {name!r} must hold integers of shape {like.shape}; got"
                     f" {found.dtype} {found.shape}. States come from init, seek, next_chunk and"
                     " decode_state."
                 )
@@ -255,19 +248,19 @@ class LaneStates:
           ValueError: Naming what in it is not possible.
         """
         chunk, origin, era = (from_words(w) for w in (state.chunk, state.origin, state.era))
-        most = MAX_SAMPLES // self._knobs.chunk_size
-        lag = int(state.lag)
+        most = MAX_INDEX // self._settings.chunk_size
+        lag, lane = int(state.lag), self.lane(int(state.lane), int(state.num_lanes), origin)
         possible = 0 <= origin <= chunk <= most and 0 <= era <= chunk
-        if not possible or lag != self._lag(chunk, int(state.lane), int(state.num_lanes), origin):
+        if not possible or lag != lane.lag(chunk):
             raise ValueError(
                 f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era},"
                 f" lag = {lag}."
             )
-        if not np.array_equal(state.ratios, self._ratios):
+        if not np.array_equal(state.ratios, self._like.ratios):
             raise ValueError(
                 "the state belongs to a source with other token_estimation"
                 f"{self._other_tokens(np.asarray(state.ratios))}. Restore it with the settings and"
                 " data it was saved with, or start anew."
             )
-        if not np.asarray(state.ledger).size:
-            self.position(state)
+        if self._listed:  # a ledger is looked at when the state is used: that takes a seek
+            self.standing(state)

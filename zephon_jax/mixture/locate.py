@@ -14,13 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._arrays import MAX_INDEX
 from zephon_jax.kernels.keys import fold
 from zephon_jax.kernels.lanes import lane_of_chunk
 from zephon_jax.kernels.permutation import invert, permute
-from zephon_jax.mixture.dataset_order import Cursor
+from zephon_jax.mixture.dataset_order import DatasetOrder
 from zephon_jax.mixture.eras import Eras
-from zephon_jax.mixture.positions import MAX_SAMPLES, Position
-from zephon_jax.mixture.settings import Knobs
+from zephon_jax.mixture.positions import Position
+from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.sources.chunk import SampleId
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig, read_order
@@ -33,56 +34,57 @@ _CHUNKS = 1024  # chunks of an endless run that are looked at first
 _TOGETHER = 32  # chunks whose reading orders are worked out together
 
 
-def _keys(cursor: Cursor, level: str, passes: np.ndarray) -> np.ndarray:
-    return fold(cursor.keys[level], passes if cursor.reshuffle else np.zeros_like(passes))
+def _keys(order: DatasetOrder, level: str, passes: np.ndarray) -> np.ndarray:
+    return fold(order.keys[level], passes if order.reshuffle else np.zeros_like(passes))
 
 
-def _starts(cursor: Cursor, shard: int, passes: np.ndarray) -> np.ndarray:
+def _starts(order: DatasetOrder, shard: int, passes: np.ndarray) -> np.ndarray:
     """Samples before a shard in the shard order of each pass: int64 (n,)."""
-    if not cursor.shards:
-        return np.full(passes.shape, cursor.starts[shard])
-    num = cursor.counts.size
-    distinct = passes if cursor.reshuffle else passes[:1]
+    if not order.shards:
+        return np.full(passes.shape, order.starts[shard])
+    num = order.counts.size
+    distinct = passes if order.reshuffle else passes[:1]
     starts = np.empty(distinct.shape, dtype=np.int64)
     each = max(1, _MOST // num)
     for begin in range(0, len(distinct), each):
         part = distinct[begin : begin + each]
-        keys = _keys(cursor, "shards", part)
+        keys = _keys(order, "shards", part)
         run = invert(np.full(part.shape, shard), num, keys)
-        order = permute(np.broadcast_to(np.arange(num), (len(part), num)), num, keys[:, None, :])
-        counts = np.where(np.arange(num) < run[:, None], cursor.counts[order], 0)
+        places = np.broadcast_to(np.arange(num), (len(part), num))
+        shards = permute(places, num, keys[:, None, :])
+        counts = np.where(np.arange(num) < run[:, None], order.counts[shards], 0)
         starts[begin : begin + each] = counts.sum(axis=1)
     return np.broadcast_to(starts, passes.shape)
 
 
-def draws_of(cursor: Cursor, shard_id: int, sample_index: int, passes: np.ndarray) -> np.ndarray:
-    """The draw in each of some passes that is a sample: int64 (n,), the inverse of the cursor.
+def draws_of(
+    order: DatasetOrder, shard_id: int, sample_index: int, passes: np.ndarray
+) -> np.ndarray:
+    """The draw in each of some passes that is a sample: int64 (n,), the inverse of the order.
 
     Args:
-      cursor: The dataset's.
+      order: The dataset's.
       shard_id: Place of the shard in the dataset's list.
       sample_index: Place of the sample in the shard.
       passes: int64 (n,).
     """
-    shard = shard_id
-    if cursor.shard_ids is not None:
-        shard = int(np.searchsorted(cursor.shard_ids, shard_id))
+    shard = int(np.searchsorted(order.shard_ids, shard_id))
     offset = np.full(passes.shape, sample_index, dtype=np.int64)
-    if cursor.within:
-        keys = fold(_keys(cursor, "within", passes), np.full(passes.shape, shard_id))
-        offset = invert(offset, int(cursor.counts[shard]), keys)
-    position = _starts(cursor, shard, passes) + offset
-    if cursor.block:
-        position = _out_of_blocks(cursor, passes, position)
-    return passes * cursor.total + position
+    if order.within:
+        keys = fold(_keys(order, "within", passes), np.full(passes.shape, shard_id))
+        offset = invert(offset, int(order.counts[shard]), keys)
+    position = _starts(order, shard, passes) + offset
+    if order.block:
+        position = _out_of_blocks(order, passes, position)
+    return passes * order.total + position
 
 
-def _out_of_blocks(cursor: Cursor, passes: np.ndarray, flat: np.ndarray) -> np.ndarray:
+def _out_of_blocks(order: DatasetOrder, passes: np.ndarray, flat: np.ndarray) -> np.ndarray:
     """Positions whose sample the mosaic takes from these places of the flattened sequence."""
-    block = flat // cursor.block
-    first = block * cursor.block
-    keys = fold(_keys(cursor, "global" if cursor.global_ else "blocks", passes), block)
-    sizes = np.minimum(cursor.block, cursor.total - first)
+    block = flat // order.block
+    first = block * order.block
+    keys = fold(_keys(order, "global" if order.global_ else "blocks", passes), block)
+    sizes = np.minimum(order.block, order.total - first)
     position = np.empty_like(flat)
     for size in np.unique(sizes).tolist():
         mine = sizes == size
@@ -90,17 +92,17 @@ def _out_of_blocks(cursor: Cursor, passes: np.ndarray, flat: np.ndarray) -> np.n
     return position
 
 
-def draws_between(cursor: Cursor, sample_id: SampleId, start: int, stop: int) -> np.ndarray:
+def draws_between(order: DatasetOrder, sample_id: SampleId, start: int, stop: int) -> np.ndarray:
     """The draws from `start` up to `stop` that are a sample, one in each pass: int64 (n,)."""
-    passes = np.arange(start // cursor.total, -(-stop // cursor.total))
-    draws = draws_of(cursor, sample_id.shard_id, sample_id.sample_index, passes)
+    passes = np.arange(start // order.total, -(-stop // order.total))
+    draws = draws_of(order, sample_id.shard_id, sample_id.sample_index, passes)
     return draws[(draws >= start) & (draws < stop)]
 
 
-def times_drawn(cursor: Cursor, sample_id: SampleId, drawn: int) -> int:
+def times_drawn(order: DatasetOrder, sample_id: SampleId, drawn: int) -> int:
     """How often a sample is among the first draws of its dataset."""
-    passes = drawn // cursor.total
-    return passes + len(draws_between(cursor, sample_id, passes * cursor.total, drawn))
+    passes = drawn // order.total
+    return passes + len(draws_between(order, sample_id, passes * order.total, drawn))
 
 
 class _Held(NamedTuple):
@@ -125,11 +127,11 @@ def _holding(
     """
     at = 0
     while at < len(draws):
-        drawn = eras.step(low)
+        drawn = eras.steps.step(low)
         assert drawn is not None
         if draws[at] >= drawn[1].drawn[component]:  # not in the very next chunk
             low = _before(eras, component, int(draws[at]), drawn[1], high)
-            drawn = eras.step(low)
+            drawn = eras.steps.step(low)
             assert drawn is not None
         counts, after = drawn
         end = int(np.searchsorted(draws, after.drawn[component]))
@@ -171,9 +173,9 @@ class Dealing(NamedTuple):
 
 
 def places_of(
-    knobs: Knobs,
+    settings: MixtureSettings,
     eras: Eras,
-    cursor: Cursor,
+    order: DatasetOrder,
     sample_id: SampleId,
     up_to_chunk: int | None,
     dealing: Dealing,
@@ -181,58 +183,62 @@ def places_of(
     """Goes through the times that a mixture reads a sample, in the order of the run.
 
     Args:
-      knobs: The mixture's settings.
+      settings: The mixture's settings.
       eras: Its positions.
-      cursor: The order of the sample's dataset.
+      order: The order of the sample's dataset.
       sample_id: A sample that there is.
       up_to_chunk: The first chunk that is not looked at; None for the whole run.
       dealing: Whose first chunk is the first that is looked at.
     """
     d = sample_id.dataset_id
-    for low, high in _windows(eras, d, cursor, dealing.origin, up_to_chunk):
-        draws = draws_between(cursor, sample_id, int(low.drawn[d]), int(high.drawn[d]))
+    for low, high in _windows(eras, d, order, dealing.origin, up_to_chunk):
+        draws = draws_between(order, sample_id, int(low.drawn[d]), int(high.drawn[d]))
         held = _holding(eras, d, draws, low, high)
         while part := list(islice(held, _TOGETHER)):
-            yield from _places(knobs, cursor, d, part, dealing)
+            yield from _places(settings, order, d, part, dealing)
 
 
 def _places(
-    knobs: Knobs, cursor: Cursor, component: int, held: Sequence[_Held], dealing: Dealing
+    settings: MixtureSettings,
+    order: DatasetOrder,
+    component: int,
+    held: Sequence[_Held],
+    dealing: Dealing,
 ) -> Iterator[Place]:
     """The places of a sample in some chunks that hold it."""
     num_lanes, origin, _ = dealing
     chunks = np.asarray([one.position.chunk_index for one in held], dtype=np.int64)
-    lanes = lane_of_chunk(chunks, num_lanes, knobs.seed, knobs.lane_assignment, origin=origin)
+    lanes = lane_of_chunk(chunks, num_lanes, settings.seed, settings.lane_assignment, origin=origin)
     steps = (chunks - origin) // num_lanes
     of_chunks = zip(chunks.tolist(), lanes.tolist(), steps.tolist(), strict=True)
-    slots = _slots(knobs, component, held, dealing)
+    slots = _slots(settings, component, held, dealing)
     for one, where, slot in zip(held, of_chunks, slots, strict=True):
         # It may hold a small dataset's sample twice, and need not read the earlier pass first.
-        order = np.argsort(slot)
-        passes = one.draws[order] // cursor.total
-        for row in zip(passes.tolist(), slot[order].tolist(), strict=True):
+        ascending = np.argsort(slot)
+        passes = one.draws[ascending] // order.total
+        for row in zip(passes.tolist(), slot[ascending].tolist(), strict=True):
             yield Place(row[0], *where, row[1])
 
 
 def _windows(
-    eras: Eras, component: int, cursor: Cursor, first: int, stop: int | None
+    eras: Eras, component: int, order: DatasetOrder, first: int, stop: int | None
 ) -> Iterator[tuple[Position, Position]]:
-    """Stretches of the run that hold few passes of a dataset each, by their two ends.
+    """Cuts a run into stretches that hold few passes of a dataset each, by their two ends.
 
-    The whole of a run that ends is one where that is so; an endless one is gone through in
-    growing ones, for as long as places are asked for.
+    A run that ends is one stretch where it holds few passes as a whole. An endless run is cut into
+    stretches that grow, for as long as the caller asks for places.
     """
-    if stop is None and eras.endless:
-        stop, size = MAX_SAMPLES // eras.rules.chunk_size, _CHUNKS
+    if stop is None and eras.steps.endless:
+        stop, size = MAX_INDEX // eras.steps.rules.chunk_size, _CHUNKS
     else:
         stop = _end(eras) if stop is None else stop
         size = max(1, stop - first)
-    most = min(_PASSES, max(1, _MOST // cursor.counts.size))
+    most = min(_PASSES, max(1, _MOST // order.counts.size))
     low = eras.seek(first)
-    # Who has left the mixture, or has no weight, never comes back.
+    # A component that left the mixture, or has no weight, is never drawn from again.
     while low.chunk_index < stop and low.era.active[component]:
         high = eras.seek(min(low.chunk_index + size, stop))
-        passes = int(high.drawn[component] - low.drawn[component]) // cursor.total
+        passes = int(high.drawn[component] - low.drawn[component]) // order.total
         if high.chunk_index == low.chunk_index:
             return  # the run has ended
         if passes > most and size > 1:
@@ -248,7 +254,7 @@ def _end(eras: Eras) -> int:
 
 
 def _slots(
-    knobs: Knobs, component: int, held: Sequence[_Held], dealing: Dealing
+    settings: MixtureSettings, component: int, held: Sequence[_Held], dealing: Dealing
 ) -> Iterator[np.ndarray]:
     """The slots of a sample in the reading order of each chunk: int64 (n,)."""
     counts = np.stack([one.counts for one in held])
@@ -257,13 +263,13 @@ def _slots(
         reading = read_order(
             one.counts,
             dealing.config,
-            names=knobs.names,
-            seed=knobs.seed,
+            names=settings.names,
+            seed=settings.seed,
             chunk_index=chunk_index,
             slot=(chunk_index - dealing.origin) % dealing.num_lanes,
             num_lanes=dealing.num_lanes,
-            size=knobs.chunk_size,
-            upcoming=(lambda: counts) if len(counts) > 1 else None,
+            size=settings.chunk_size,
+            upcoming=counts,
         )
         slot = np.empty(reading.source.size, dtype=np.int64)
         slot[reading.source] = np.arange(slot.size)

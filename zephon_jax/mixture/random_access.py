@@ -7,60 +7,60 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax._arrays import as_int
+from zephon_jax._arrays import MAX_INDEX, as_int
+from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.kernels.keys import digest_words
-from zephon_jax.mixture.chunk_samples import TOGETHER, samples_of_chunks
-from zephon_jax.mixture.dataset_order import Cursor, make_cursor
+from zephon_jax.mixture.chunk_planner import TOGETHER, samples_of_chunks
+from zephon_jax.mixture.dataset_order import DatasetOrder, make_dataset_order
 from zephon_jax.mixture.eras import Eras
-from zephon_jax.mixture.positions import MAX_SAMPLES, Position
-from zephon_jax.mixture.sample_lookup import Draws
-from zephon_jax.mixture.settings import Knobs
+from zephon_jax.mixture.positions import Position
+from zephon_jax.mixture.sample_lookup import SampleLookup
+from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.sources.read_order import MixtureReadConfig, Reading, read_order
 
-__all__ = ["Cursors", "RunIndex"]
+__all__ = ["DatasetOrders", "RandomAccess"]
 
 _AHEAD = 64  # chunks of a question whose reading orders are computed together
 _KEPT_EPOCHS = 2
 _KEPT_CHUNKS = 4
 
 
-class Cursors:
-    """The datasets' cursors by epoch, made when they are first asked for.
+class DatasetOrders:
+    """The datasets' orders by epoch, made when they are first asked for.
 
     Args:
-      knobs: The settings of the source.
+      settings: The settings of the source.
       counts: Shard counts of each dataset, int64 (num_shards,) each.
     """
 
-    def __init__(self, knobs: Knobs, counts: list[np.ndarray]):
-        self._knobs, self._counts = knobs, counts
-        self._draws: dict[int, Draws] = {}
+    def __init__(self, settings: MixtureSettings, counts: list[np.ndarray]):
+        self._settings, self._counts = settings, counts
+        self._lookups: BoundedCache[int, SampleLookup] = BoundedCache(_KEPT_EPOCHS)
 
-    def of_epoch(self, epoch: int) -> Sequence[Cursor]:
-        """The datasets' cursors in an epoch, in component order."""
-        return self.draws(epoch).cursors
+    def of_epoch(self, epoch: int) -> Sequence[DatasetOrder]:
+        """The datasets' orders in an epoch, in component order."""
+        return self.lookup(epoch).orders
 
-    def draws(self, epoch: int) -> Draws:
+    def lookup(self, epoch: int) -> SampleLookup:
         """What finds the samples of draws in an epoch."""
-        known = self._draws.get(epoch)
+        known = self._lookups.get(epoch)
         if known is None:
-            knobs = self._knobs
-            cursors = [
-                make_cursor(
-                    knobs.names[d],
+            settings = self._settings
+            orders = [
+                make_dataset_order(
+                    settings.names[d],
                     counts,
-                    seed=knobs.seed,
+                    seed=settings.seed,
                     epoch=epoch,
-                    shuffle_shards=knobs.shuffle_shards[d],
-                    shuffle_within_shard=knobs.shuffle_within_shard[d],
-                    shuffle_block_size=knobs.shuffle_block_size[d],
-                    reshuffle_on_repeat=knobs.reshuffle_on_repeat[d],
+                    shuffle_shards=settings.shuffle_shards[d],
+                    shuffle_within_shard=settings.shuffle_within_shard[d],
+                    shuffle_block_size=settings.shuffle_block_size[d],
+                    reshuffle_on_repeat=settings.reshuffle_on_repeat[d],
                 )
                 for d, counts in enumerate(self._counts)
             ]
-            known = Draws(cursors)
-            kept = list(self._draws.items())[1 - _KEPT_EPOCHS :]
-            self._draws = {**dict(kept), epoch: known}
+            known = SampleLookup(orders)
+            self._lookups.put(epoch, known)
         return known
 
 
@@ -82,14 +82,15 @@ class _Asked(NamedTuple):
 
 
 def _take_chunks(
-    draws: Draws,
+    draws: SampleLookup,
     asked: _Asked,
     chosen: np.ndarray,
     read: Callable[[int], Reading],
     out: np.ndarray,
+    together: int,
 ) -> None:
     """Fills in the samples of some chunks by finding them whole, several chunks at once."""
-    group = np.cumsum(asked.counts[chosen].sum(axis=1)) // TOGETHER
+    group = np.cumsum(asked.counts[chosen].sum(axis=1)) // together
     for one in np.unique(group):
         mine = chosen[group == one]
         found = samples_of_chunks(draws, asked.drawn[mine], asked.counts[mine])
@@ -100,14 +101,14 @@ def _take_chunks(
 
 
 def _take_draws(
-    draws: Draws,
+    draws: SampleLookup,
     asked: _Asked,
     chosen: np.ndarray,
     read: Callable[[int], Reading],
     out: np.ndarray,
 ) -> None:
     """Fills in the samples of some chunks draw by draw, all at once."""
-    parts = []
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
     for n in chosen.tolist():
         reading, slots = read(n), asked.slots[asked.bounds[n] : asked.bounds[n + 1]]
         component, counts = reading.component.take(slots), asked.counts[n]
@@ -119,17 +120,25 @@ def _take_draws(
         out[mine] = draws.of_draws(component, draw)
 
 
-class RunIndex:
+class RandomAccess:
     """Finds samples by index. Immutable but for a few decoded chunks that it keeps.
 
     Args:
       eras: Positions of the run.
-      knobs: The settings of the source.
-      cursors: Where the datasets' samples lie.
+      settings: The settings of the source.
+      orders: Where the datasets' samples lie.
+      together: Samples found at once.
     """
 
-    def __init__(self, eras: Eras, knobs: Knobs, cursors: Cursors):
-        self._eras, self._knobs, self._cursors = eras, knobs, cursors
+    def __init__(
+        self,
+        eras: Eras,
+        settings: MixtureSettings,
+        orders: DatasetOrders,
+        together: int = TOGETHER,
+    ):
+        self._eras, self._settings, self._orders = eras, settings, orders
+        self._together = together
         self._decoded: tuple[_Decoded, ...] = ()
         self._asked: Any = None
 
@@ -145,11 +154,11 @@ class RunIndex:
         elif array.dtype.kind not in "iu":
             raise TypeError(f"indices must be integers; got dtype {array.dtype}.")
         low, high = int(array.min()), int(array.max())
-        if max(abs(low), abs(high)) >= MAX_SAMPLES:
+        if max(abs(low), abs(high)) >= MAX_INDEX:
             raise IndexError(f"sample indices must be below 2^62; got {high}.")
         array = array.astype(np.int64, copy=False)
         if low < 0:
-            if self._eras.endless:
+            if self._eras.steps.endless:
                 raise IndexError(f"negative indices need an end to count from; got {low}.")
             array = np.where(array < 0, array + self._eras.num_samples(), array)
             low, high = int(array.min()), int(array.max())
@@ -210,15 +219,15 @@ class RunIndex:
             span = self._eras.span_of_sample(int(wanted[todo].max()))
             assert span is not None  # the indices were checked
             inside = wanted[todo] - span.first_sample
-            step = inside // self._knobs.chunk_size  # faster than divmod
+            step = inside // self._settings.chunk_size  # faster than divmod
             chunks[todo] = span.start.chunk_index + step
-            slots[todo] = inside - step * self._knobs.chunk_size
+            slots[todo] = inside - step * self._settings.chunk_size
             todo = np.flatnonzero(wanted < span.first_sample)  # these once more
             if not todo.size:
                 return chunks, slots
 
     def _samples_in(self, chunk_index: int) -> int:
-        drawn = self._eras.step(self._eras.seek(chunk_index))
+        drawn = self._eras.steps.step(self._eras.seek(chunk_index))
         assert drawn is not None
         return int(drawn[0].sum())
 
@@ -241,11 +250,11 @@ class RunIndex:
             return out
         bounds = np.concatenate([[0], np.flatnonzero(np.diff(chunks)) + 1, [chunks.size]])
         positions = [self._eras.seek(g) for g in chunks[bounds[:-1]].tolist()]
-        steps = [self._eras.step(position) for position in positions]
+        steps = [self._eras.steps.step(position) for position in positions]
         counts = np.stack([step[0].astype(np.int32) for step in steps if step is not None])
         upcoming = np.concatenate([counts, self._counts_after(positions[-1])]) if ahead else counts
         drawn = np.stack([position.drawn for position in positions])
-        draws = self._cursors.draws(epoch)
+        draws = self._orders.lookup(epoch)
 
         def read(n: int) -> Reading:
             return self._reading(n, upcoming, positions[n].chunk_index, epoch, config)
@@ -253,7 +262,7 @@ class RunIndex:
         asked = _Asked(slots, bounds.tolist(), counts, drawn)
         out = np.empty((chunks.size, 3), dtype=np.int64)
         dense = 2 * np.diff(bounds) >= counts.sum(axis=1)
-        _take_chunks(draws, asked, np.flatnonzero(dense), read, out)
+        _take_chunks(draws, asked, np.flatnonzero(dense), read, out, self._together)
         _take_draws(draws, asked, np.flatnonzero(~dense), read, out)
         return out
 
@@ -261,14 +270,14 @@ class RunIndex:
         """Counts of the chunks after a position's, where they are known at once: int32 (n, k)."""
         allocation = position.era.allocation
         if allocation is None or not allocation.closed:
-            return np.zeros((0, len(self._knobs.names)), dtype=np.int32)
+            return np.zeros((0, len(self._settings.names)), dtype=np.int32)
         since = position.chunk_index + 1 - position.era.first_chunk
         return allocation.quotas_of(since + np.arange(_AHEAD - 1))
 
     def _reading(
         self, n: int, counts: np.ndarray, chunk_index: int, epoch: int, config: MixtureReadConfig
     ) -> Reading:
-        seed = config.seed if config.seed is not None else self._knobs.seed
+        seed = config.seed if config.seed is not None else self._settings.seed
         if epoch:
             low, high = digest_words(2, "epoch", seed, epoch).tolist()
             seed = low | high << 32
@@ -277,11 +286,11 @@ class RunIndex:
             MixtureReadConfig(
                 mode=config.mode, shuffle_within_component=config.shuffle_within_component
             ),
-            names=self._knobs.names,
+            names=self._settings.names,
             seed=seed,
             chunk_index=chunk_index,
             slot=0,
             num_lanes=1,
-            size=self._knobs.chunk_size,
-            upcoming=(lambda: counts[n : n + _AHEAD]) if len(counts) > 1 else None,
+            size=self._settings.chunk_size,
+            upcoming=counts[n + 1 : n + _AHEAD],
         )

@@ -3,8 +3,9 @@
 Draws are cut into tiles on the host, in 64 bits: a tile is the part of one block of one pass of
 one dataset, or of a whole pass where there is no mosaic. Then each step is one call over all
 elements: the permutation of the places in the tiles, the search for the shard, the permutation of
-the places in the shards. Calls are what is dear, so nothing is done dataset by dataset, but for
-tables of shards that are made when a dataset comes to another pass.
+the places in the shards. For small chunks a NumPy call costs more than its elements, so datasets
+are not gone through one by one; only tables of shards are made for each dataset, when it comes to
+another pass.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import numpy as np
 from zephon_jax.kernels import backend
 from zephon_jax.kernels.keys import fold
 from zephon_jax.kernels.permutation import Grids, make_grids, permute_rows
-from zephon_jax.mixture.dataset_order import Cursor
-from zephon_jax.mixture.shard_table import Runs, RunTable, Spans, table_for
+from zephon_jax.mixture.dataset_order import DatasetOrder
+from zephon_jax.mixture.shard_table import FoundShards, PassRanges, ShardTable, table_for
 
-__all__ = ["Draws"]
+__all__ = ["SampleLookup"]
 
 _MAX_TABLE = 1 << 22  # runs in the tables of one question
 _PASS_COST = 1 << 10  # runs that take as long as one more pass does
@@ -43,29 +44,29 @@ class _Places(NamedTuple):
     place: np.ndarray  # int64 (n,), place in the tile
 
 
-class Draws:
+class SampleLookup:
     """Finds the samples that draws of a source's datasets stand for.
 
     Immutable but for tables that it keeps; threads may share it.
 
     Args:
-      cursors: The datasets' cursors, by dataset id.
+      orders: The datasets' orders, by dataset id.
     """
 
-    def __init__(self, cursors: Sequence[Cursor]):
-        self.cursors = cursors
-        self._total = np.asarray([c.total for c in cursors], dtype=np.int64)
-        self._block = np.asarray([c.block or max(1, c.total) for c in cursors], dtype=np.int64)
+    def __init__(self, orders: Sequence[DatasetOrder]):
+        self.orders = orders
+        self._total = np.asarray([c.total for c in orders], dtype=np.int64)
+        self._block = np.asarray([c.block or max(1, c.total) for c in orders], dtype=np.int64)
         self._blocks = -(-self._total // self._block)
-        self._mosaic = np.asarray([c.block > 0 for c in cursors])
-        self._within = np.asarray([c.within for c in cursors])
-        self._reshuffle = np.asarray([c.reshuffle for c in cursors])
-        self._by_pass = np.asarray([c.by_pass for c in cursors])
-        self._shards = np.asarray([c.counts.size for c in cursors])
-        level = ["global" if c.global_ else "blocks" for c in cursors]
-        self._keys_of_tiles = np.stack([c.keys[key] for c, key in zip(cursors, level, strict=True)])
-        self._keys_within = np.stack([c.keys["within"] for c in cursors])
-        self._table: RunTable | None = None
+        self._mosaic = np.asarray([c.block > 0 for c in orders])
+        self._within = np.asarray([c.within for c in orders])
+        self._reshuffle = np.asarray([c.reshuffle for c in orders])
+        self._by_pass = np.asarray([c.by_pass for c in orders])
+        self._shards = np.asarray([c.counts.size for c in orders])
+        level = ["global" if c.global_ else "blocks" for c in orders]
+        self._keys_of_tiles = np.stack([c.keys[key] for c, key in zip(orders, level, strict=True)])
+        self._keys_within = np.stack([c.keys["within"] for c in orders])
+        self.table: ShardTable | None = None
         self._kept: tuple[_Tiles, Grids] | None = None
 
     def of_ranges(self, dataset: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
@@ -141,14 +142,14 @@ class Draws:
             return self._locate_far(tiles, places)
         return self._locate(tiles, places, spans)
 
-    def _spans(self, tiles: _Tiles) -> Spans:
+    def _spans(self, tiles: _Tiles) -> PassRanges:
         """The passes whose runs the tiles need."""
         first = np.full(self._total.size, np.iinfo(np.int64).max)
         last = np.full(self._total.size, -1)
         passes = np.where(self._by_pass[tiles.dataset], tiles.passes, 0)
         np.minimum.at(first, tiles.dataset, passes)
         np.maximum.at(last, tiles.dataset, passes)
-        return Spans(first, last)
+        return PassRanges(first, last)
 
     def _locate_far(self, tiles: _Tiles, places: _Places) -> np.ndarray:
         """The same where one table of all passes would be too large: a few passes at a time."""
@@ -169,7 +170,7 @@ class Draws:
             out[chosen] = self._locate(part, inside, self._spans(part))
         return out
 
-    def _locate(self, tiles: _Tiles, places: _Places, spans: Spans) -> np.ndarray:
+    def _locate(self, tiles: _Tiles, places: _Places, spans: PassRanges) -> np.ndarray:
         place = self._in_tiles(tiles, places)
         runs = self._in_runs(tiles, places.row, place, spans)
         offset = self._in_shards(runs)
@@ -179,7 +180,9 @@ class Draws:
         out[:, 2] = offset
         return out
 
-    def _keys(self, roots: np.ndarray, dataset: np.ndarray, passes: np.ndarray, place: np.ndarray):
+    def _keys(
+        self, roots: np.ndarray, dataset: np.ndarray, passes: np.ndarray, place: np.ndarray
+    ) -> np.ndarray:
         """Keys (T, 2) by dataset, pass and place: pass 0's where repeats are not reshuffled."""
         passes = np.where(self._reshuffle[dataset], passes, 0)
         return fold(fold(roots[dataset], passes), place)
@@ -206,17 +209,19 @@ class Draws:
         out[mine] = permute_rows(out.take(mine), places.row.take(mine), grids, trip)
         return out
 
-    def _in_runs(self, tiles: _Tiles, row: np.ndarray, place: np.ndarray, spans: Spans) -> Runs:
+    def _in_runs(
+        self, tiles: _Tiles, row: np.ndarray, place: np.ndarray, spans: PassRanges
+    ) -> FoundShards:
         """Finds the runs that hold the places."""
         # Read once: another thread may put another table there.
-        table = self._table = table_for(self.cursors, spans, self._table, place.size)
+        table = self.table = table_for(self.orders, spans, self.table, place.size)
         table.prepare(place.size, self._within, self._grids_within)
         passes = np.where(self._by_pass[tiles.dataset], tiles.passes, 0)
         before = (passes - table.first[tiles.dataset]) * self._total[tiles.dataset] + tiles.first
         position = place + (before + table.base[tiles.dataset]).take(row)
         return table.locate(tiles.dataset, row, position)
 
-    def _in_shards(self, runs: Runs) -> np.ndarray:
+    def _in_shards(self, runs: FoundShards) -> np.ndarray:
         """Places in the shards after their own shuffle: int64 (n,)."""
         within = self._within[runs.dataset]
         if not within.any():

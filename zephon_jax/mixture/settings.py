@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -16,27 +17,79 @@ from zephon_jax.kernels import quota
 from zephon_jax.kernels.lanes import ASSIGNMENTS
 from zephon_jax.kernels.virtual_time import Cost
 from zephon_jax.kernels.weights import MixtureSpec, warn_if_moved
-from zephon_jax.mixture.positions import UNCAPPED, Rules
+from zephon_jax.mixture.positions import UNCAPPED, ExhaustionRules
 
 __all__ = [
     "ALLOCATIONS",
     "MAX_COUNT",
     "MAX_PASSES",
     "POLICIES",
-    "Knobs",
+    "MixtureArguments",
+    "MixtureDataset",
+    "MixtureSettings",
     "check_datasets",
-    "make_knobs",
     "make_rules",
+    "make_settings",
 ]
 
-POLICIES = ("stop", "repeat", "redistribute")
-ALLOCATIONS = ("incremental", "fixed", "virtual_time")
+T = TypeVar("T")
+Weight: TypeAlias = int | float | Fraction | Decimal
+BlockSize: TypeAlias = int | Literal["auto", "global"] | None
+Policy: TypeAlias = Literal["stop", "repeat", "redistribute"]
+Assignment: TypeAlias = Literal["permute", "modulo"]
+AllocationName: TypeAlias = Literal["incremental", "fixed", "virtual_time"]
+
+POLICIES: tuple[Policy, ...] = ("stop", "repeat", "redistribute")
+ALLOCATIONS: tuple[AllocationName, ...] = ("incremental", "fixed", "virtual_time")
 MAX_COUNT = 1 << 60
 MAX_PASSES = 1 << 31
 
 
+@runtime_checkable
+class MixtureDataset(Protocol):
+    """What a mixture needs of a dataset: a `zx.Dataset`, or one that is read by other means."""
+
+    @property
+    def name(self) -> str:
+        """Its component's name."""
+        ...
+
+    @property
+    def shard_counts(self) -> Sequence[int] | np.ndarray:
+        """Samples of each shard: (num_shards,)."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knobs:
+class MixtureArguments:
+    """The arguments of a mixture as they were given, but for its datasets."""
+
+    mixture: Mapping[str, Weight]
+    chunk_size: int
+    seed: int
+    shuffle_shards: bool | Mapping[str, bool]
+    shuffle_within_shard: bool | Mapping[str, bool]
+    shuffle_block_size: BlockSize | Mapping[str, BlockSize]
+    exhausted_policy: Policy | Mapping[str, Policy] | None
+    reshuffle_on_repeat: bool | Mapping[str, bool]
+    max_repeats: int | Mapping[str, int | None] | None
+    stop_after_passes: int | None
+    lane_assignment: Assignment
+    allocation: AllocationName
+    token_estimation: TokenEstimation | None
+
+    def __post_init__(self) -> None:
+        for name, value in self.items():
+            if isinstance(value, Mapping):  # what the caller does to it must not reach a source
+                object.__setattr__(self, name, dict(cast("Mapping[str, object]", value)))
+
+    def items(self) -> list[tuple[str, object]]:
+        """The arguments with their names."""
+        return [(one.name, getattr(self, one.name)) for one in fields(self)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureSettings:
     """Checked settings. Tuples hold one value a dataset, in the order of the datasets."""
 
     names: tuple[str, ...]
@@ -55,19 +108,20 @@ class Knobs:
 
 
 def _per_dataset(
-    value: Any, argument: str, names: Sequence[str], check: Callable[[Any, str], Any]
-) -> tuple[Any, ...]:
+    value: object, argument: str, names: Sequence[str], check: Callable[[Any, str], T]
+) -> tuple[T, ...]:
     """One checked value for each dataset, from one for all or a mapping that names every one."""
     if not isinstance(value, Mapping):
         return (check(value, argument),) * len(names)
-    missing = [name for name in names if name not in value]
-    unknown = list(dict.fromkeys(value).keys() - set(names))
+    given = cast("Mapping[str, object]", value)
+    missing = [name for name in names if name not in given]
+    unknown = [name for name in given if name not in names]
     if missing or unknown:
         raise ValueError(
             f"{argument} as a mapping must name every dataset and no other; got"
             f" {'no value for ' + repr(missing) if missing else 'unknown ' + repr(unknown)}."
         )
-    return tuple(check(value[name], f"{argument}[{name!r}]") for name in names)
+    return tuple(check(given[name], f"{argument}[{name!r}]") for name in names)
 
 
 def _bool(value: Any, argument: str) -> bool:
@@ -118,9 +172,11 @@ def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
 
 
 def _exhaustion(
-    policy: Any, repeats: Any, passes: Any, names: Sequence[str]
+    arguments: MixtureArguments, names: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[int | None, ...], int | None]:
     """Resolves the three settings that say what happens at the end of a dataset."""
+    policy, repeats = arguments.exhausted_policy, arguments.max_repeats
+    passes = arguments.stop_after_passes
     given = policy is not None
     capped = repeats is not None
     policies = _per_dataset(
@@ -140,45 +196,31 @@ def _exhaustion(
     return policies, caps, passes
 
 
-def make_knobs(
-    names: Sequence[str],
-    *,
-    mixture: Any,
-    chunk_size: Any,
-    seed: Any,
-    shuffle_shards: Any,
-    shuffle_within_shard: Any,
-    shuffle_block_size: Any,
-    exhausted_policy: Any,
-    reshuffle_on_repeat: Any,
-    max_repeats: Any,
-    stop_after_passes: Any,
-    lane_assignment: Any,
-    allocation: Any,
-    token_estimation: Any,
-) -> Knobs:
-    """Checks the settings of `StaticMixtureWorkSource`, before any data is looked at.
+def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSettings:
+    """Checks the settings of a mixture, before any data is looked at.
 
     Raises:
       TypeError, ValueError: Naming the argument, the value and what is allowed.
     """
-    policies, repeats, passes = _exhaustion(exhausted_policy, max_repeats, stop_after_passes, names)
-    return Knobs(
+
+    def each(argument: str, check: Callable[[Any, str], T]) -> tuple[T, ...]:
+        return _per_dataset(getattr(given, argument), argument, names, check)
+
+    policies, repeats, passes = _exhaustion(given, names)
+    return MixtureSettings(
         names=tuple(names),
-        fractions=_mixture(mixture, names),
-        chunk_size=as_int(chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE),
-        seed=as_int(seed, "seed"),
-        shuffle_shards=_per_dataset(shuffle_shards, "shuffle_shards", names, _bool),
-        shuffle_within_shard=_per_dataset(
-            shuffle_within_shard, "shuffle_within_shard", names, _bool
-        ),
-        shuffle_block_size=_per_dataset(shuffle_block_size, "shuffle_block_size", names, _block),
+        fractions=_mixture(given.mixture, names),
+        chunk_size=as_int(given.chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE),
+        seed=as_int(given.seed, "seed"),
+        shuffle_shards=each("shuffle_shards", _bool),
+        shuffle_within_shard=each("shuffle_within_shard", _bool),
+        shuffle_block_size=each("shuffle_block_size", _block),
         exhausted_policy=policies,
-        reshuffle_on_repeat=_per_dataset(reshuffle_on_repeat, "reshuffle_on_repeat", names, _bool),
+        reshuffle_on_repeat=each("reshuffle_on_repeat", _bool),
         max_repeats=repeats,
         stop_after_passes=passes,
-        lane_assignment=_choice(lane_assignment, "lane_assignment", ASSIGNMENTS),
-        allocation=_allocation(allocation, token_estimation),
+        lane_assignment=_choice(given.lane_assignment, "lane_assignment", ASSIGNMENTS),
+        allocation=_allocation(given.allocation, given.token_estimation),
     )
 
 
@@ -200,31 +242,35 @@ def _allocation(value: Any, token_estimation: Any) -> str:
     return "virtual_time"
 
 
-def _warn_without_effect(knobs: Knobs) -> None:
+def _warn_without_effect(settings: MixtureSettings) -> None:
     """Warns of settings that cannot change anything."""
-    said = []
-    repeating = [policy == "repeat" for policy in knobs.exhausted_policy]
-    for name, repeats, can in zip(knobs.names, knobs.max_repeats, repeating, strict=True):
+    said: list[str] = []
+    repeating = [policy == "repeat" for policy in settings.exhausted_policy]
+    for name, repeats, can in zip(settings.names, settings.max_repeats, repeating, strict=True):
         if repeats is not None and not can:
             said.append(f"max_repeats of {name!r}, whose exhausted_policy is not 'repeat'")
-    both = zip(knobs.names, knobs.shuffle_block_size, knobs.shuffle_within_shard, strict=True)
+    both = zip(
+        settings.names, settings.shuffle_block_size, settings.shuffle_within_shard, strict=True
+    )
     for name, block, within in both:
         if block == "global" and within:
             said.append(f"shuffle_within_shard of {name!r}, whose shuffle_block_size is 'global'")
         elif block == 1:
             said.append(f"shuffle_block_size = 1 of {name!r}")
-    shuffled = any(knobs.shuffle_shards) or any(knobs.shuffle_within_shard)
-    shuffled = shuffled or any(block is not None for block in knobs.shuffle_block_size)
-    if not all(knobs.reshuffle_on_repeat) and not (shuffled and any(repeating)):
+    shuffled = any(settings.shuffle_shards) or any(settings.shuffle_within_shard)
+    shuffled = shuffled or any(block is not None for block in settings.shuffle_block_size)
+    if not all(settings.reshuffle_on_repeat) and not (shuffled and any(repeating)):
         said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
     for text in said[:8]:
         warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=6)
 
 
-def _check_sizes(knobs: Knobs, totals: np.ndarray) -> None:
+def _check_sizes(settings: MixtureSettings, totals: np.ndarray) -> None:
     """Refuses runs whose counts would not fit into 64 bits."""
-    passes = knobs.stop_after_passes or 1
-    for name, total, repeats in zip(knobs.names, totals.tolist(), knobs.max_repeats, strict=True):
+    passes = settings.stop_after_passes or 1
+    for name, total, repeats in zip(
+        settings.names, totals.tolist(), settings.max_repeats, strict=True
+    ):
         times = max(passes, 1 if repeats is None else repeats + 1)
         if total * times > MAX_COUNT:
             raise ValueError(
@@ -233,25 +279,27 @@ def _check_sizes(knobs: Knobs, totals: np.ndarray) -> None:
             )
 
 
-def make_rules(knobs: Knobs, totals: np.ndarray, costs: Sequence[Cost] | None) -> Rules:
+def make_rules(
+    settings: MixtureSettings, totals: np.ndarray, costs: Sequence[Cost] | None
+) -> ExhaustionRules:
     """Puts settings and dataset sizes together into the rules of exhaustion.
 
     Args:
-      knobs: Checked settings.
+      settings: Checked settings.
       totals: int64 (k,), samples in a pass of each dataset.
       costs: Cost of each dataset's draws, under virtual time.
 
     Raises:
       ValueError: If an active dataset has no samples, or can never give its first quota.
     """
-    _warn_without_effect(knobs)
-    warn_if_moved(knobs.fractions, knobs.names, level=5)
-    _check_sizes(knobs, totals)
-    weighted = np.fromiter((share > 0 for share in knobs.fractions), dtype=bool)
-    leaves = np.fromiter((p == "redistribute" for p in knobs.exhausted_policy), dtype=bool)
+    _warn_without_effect(settings)
+    warn_if_moved(settings.fractions, settings.names, level=5)
+    _check_sizes(settings, totals)
+    weighted = np.fromiter((share > 0 for share in settings.fractions), dtype=bool)
+    leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
     caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
     for d, (policy, repeats) in enumerate(
-        zip(knobs.exhausted_policy, knobs.max_repeats, strict=True)
+        zip(settings.exhausted_policy, settings.max_repeats, strict=True)
     ):
         if policy == "stop":
             caps[d] = totals[d]
@@ -260,23 +308,23 @@ def make_rules(knobs: Knobs, totals: np.ndarray, costs: Sequence[Cost] | None) -
     empty = np.flatnonzero(weighted & ~leaves & (totals == 0))
     if empty.size:
         raise ValueError(
-            f"dataset {knobs.names[empty[0]]!r} has no samples; a dataset with a positive weight"
+            f"dataset {settings.names[empty[0]]!r} has no samples; a dataset with a positive weight"
             " needs some. Give it weight 0, or exhausted_policy 'redistribute'."
         )
-    return Rules(
-        fractions=knobs.fractions,
+    return ExhaustionRules(
+        fractions=settings.fractions,
         weighted=weighted,
         totals=totals,
         caps=caps,
         leaves=leaves,
-        passes=knobs.stop_after_passes,
-        chunk_size=knobs.chunk_size,
-        fixed=knobs.allocation == "fixed",
+        passes=settings.stop_after_passes,
+        chunk_size=settings.chunk_size,
+        fixed=settings.allocation == "fixed",
         costs=costs,
     )
 
 
-def check_datasets(datasets: Any) -> tuple[Any, ...]:
+def check_datasets(datasets: object) -> tuple[MixtureDataset, ...]:
     """Returns datasets as a tuple with unique names; warns where two read the same place.
 
     Raises:
@@ -289,9 +337,11 @@ def check_datasets(datasets: Any) -> tuple[Any, ...]:
         raise ValueError("datasets must hold at least one dataset; got an empty list.")
     seen: dict[str, int] = {}
     places: dict[str, str] = {}
-    for place, dataset in enumerate(datasets):
-        if not hasattr(dataset, "shard_counts") or not hasattr(dataset, "name"):
+    checked: list[MixtureDataset] = []
+    for place, dataset in enumerate(cast("Sequence[object]", datasets)):
+        if not isinstance(dataset, MixtureDataset):
             raise TypeError(f"datasets[{place}] must be a zx.Dataset; got {dataset!r}.")
+        checked.append(dataset)
         counts = np.asarray(dataset.shard_counts)
         if counts.dtype.kind not in "iu" or counts.ndim != 1 or counts.min(initial=0) < 0:
             raise ValueError(
@@ -304,7 +354,7 @@ def check_datasets(datasets: Any) -> tuple[Any, ...]:
                 f" datasets[{place}] are both {dataset.name!r}."
             )
         seen[dataset.name] = place
-        location = getattr(dataset, "location", None)
+        location: str | None = getattr(dataset, "location", None)
         if location is not None and location in places:
             warnings.warn(
                 f"datasets {places[location]!r} and {dataset.name!r} read the same place,"
@@ -312,4 +362,4 @@ def check_datasets(datasets: Any) -> tuple[Any, ...]:
                 stacklevel=3,
             )
         places.setdefault(location or dataset.name, dataset.name)
-    return tuple(datasets)
+    return tuple(checked)

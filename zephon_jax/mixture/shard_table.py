@@ -1,9 +1,9 @@
-"""Where the runs of passes lie, for all datasets at once. A run is a shard in a pass.
+"""Which shard of which pass holds a sample, for all datasets at once. A run is a shard in a pass.
 
-The runs of the passes that are drawn from are laid end to end. Those of small datasets are joined
-to one table, so that one search serves all of them; a large one is searched by itself. Datasets
-come to new passes one after the other, and each time the tables are joined anew, so a dataset
-that goes through its passes in turn gets a few of them ahead.
+The runs of all passes that are drawn from are laid end to end in one table, which one search
+serves; a large dataset has a table of its own. When a dataset comes to a pass that the table lacks,
+the table is made anew. So that this happens seldom, a dataset that goes through its passes in turn
+has the runs of its next passes put in too.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from zephon_jax.kernels.permutation import Grids
-from zephon_jax.mixture.dataset_order import Cursor, Table, make_tables
+from zephon_jax.mixture.dataset_order import DatasetOrder, Table, make_tables
 
-__all__ = ["RunTable", "Runs", "Spans", "table_for"]
+__all__ = ["LARGE", "FoundShards", "PassRanges", "ShardTable", "table_for"]
 
-_LARGE = 1 << 12  # shards; larger tables are searched by themselves
+LARGE = 1 << 12  # shards; larger tables are searched by themselves
 _FAR = 1 << 44  # samples; positions in the joint table stay below 2^62
 _MAX_ROWS = 1 << 18  # runs whose permutations are kept
 _WORTH = 8  # questions after which they are made for all runs
@@ -28,14 +28,14 @@ _AHEAD = 8  # times as many passes made ahead as are asked for,
 _AHEAD_SHARE = 16  # but no more runs than one in so many places that are asked for
 
 
-class Spans(NamedTuple):
+class PassRanges(NamedTuple):
     """The passes of each dataset that are asked for; none where last < first."""
 
     first: np.ndarray  # int64 (k,)
     last: np.ndarray  # int64 (k,)
 
 
-class Runs(NamedTuple):
+class FoundShards(NamedTuple):
     """Where elements lie, as places in runs."""
 
     row: np.ndarray  # int64 (n,), each element's run
@@ -50,24 +50,38 @@ class Runs(NamedTuple):
 GridsOf = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Grids]
 
 
-class RunTable:
+class ShardTable:
     """The runs of some passes of each dataset. Immutable but for what is made for later questions.
 
     Args:
-      cursors: The datasets' cursors.
+      orders: The datasets' orders.
       tables: Of the datasets and passes that are covered, by dataset.
     """
 
     __slots__ = (
-        "_buckets", "_cursors", "_grids", "_large", "_shift", "_start", "_steps", "_used",
-        "base", "dataset", "first", "last", "passes", "samples", "shard", "tables",
+        "_buckets",
+        "_grids",
+        "_large",
+        "_orders",
+        "_shift",
+        "_start",
+        "_steps",
+        "_used",
+        "base",
+        "dataset",
+        "first",
+        "last",
+        "passes",
+        "samples",
+        "shard",
+        "tables",
     )  # fmt: skip
 
     tables: dict[int, Table]  # by dataset
     first: np.ndarray  # int64 (k,), the passes that are covered; none where last < first
     last: np.ndarray  # int64 (k,)
     base: np.ndarray  # int64 (k,), where a dataset's first run begins in the joint table
-    dataset: np.ndarray  # int64 (R,), of the runs of the joint table, and so on as in Runs
+    dataset: np.ndarray  # int64 (R,), of the runs of the joint table, and so on as in FoundShards
     passes: np.ndarray
     shard: np.ndarray
     samples: np.ndarray
@@ -79,9 +93,9 @@ class RunTable:
     _shift: int  # log2 of the samples in a bucket
     _steps: int  # runs that begin in one bucket, at most
 
-    def __init__(self, cursors: Sequence[Cursor], tables: dict[int, Table]):
-        k = len(cursors)
-        self.tables, self._cursors = tables, cursors
+    def __init__(self, orders: Sequence[DatasetOrder], tables: dict[int, Table]):
+        k = len(orders)
+        self.tables, self._orders = tables, orders
         self.first, self.last = np.zeros(k, dtype=np.int64), np.full(k, -1)
         self.base, self._large = np.zeros(k, dtype=np.int64), np.zeros(k, dtype=bool)
         joined: list[tuple[np.ndarray, ...]] = []
@@ -89,10 +103,10 @@ class RunTable:
         for d, table in tables.items():
             self.first[d], self.last[d] = table.first, table.last
             total, runs = int(table.start[-1]), table.start.size - 1
-            self._large[d] = runs > _LARGE or total > _FAR
+            self._large[d] = runs > LARGE or total > _FAR
             if not self._large[d]:
                 self.base[d] = end
-                joined.append(_rows(cursors[d], table, d, end))
+                joined.append(_rows(orders[d], table, d, end))
                 end += total
         none = np.zeros(0, dtype=np.int64)
         columns = zip(*joined, strict=True) if joined else [[none]] * 5
@@ -134,7 +148,7 @@ class RunTable:
             run += self._start.take(run + 1) <= position
         return run
 
-    def locate(self, dataset: np.ndarray, row: np.ndarray, position: np.ndarray) -> Runs:
+    def locate(self, dataset: np.ndarray, row: np.ndarray, position: np.ndarray) -> FoundShards:
         """Finds the runs that hold elements.
 
         Args:
@@ -146,7 +160,7 @@ class RunTable:
         columns = self.dataset, self.passes, self.shard, self.samples
         if not large.any():
             run = self._find(position)
-            return Runs(run, position - self._start.take(run), *columns, grids=self._grids)
+            return FoundShards(run, position - self._start.take(run), *columns, grids=self._grids)
         run, offset = np.empty_like(position), np.empty_like(position)
         parts: list[tuple[np.ndarray, ...]] = [columns]
         if not large.all():
@@ -156,44 +170,44 @@ class RunTable:
         end = self.dataset.size
         for d in np.unique(dataset[large]).tolist():
             mine = np.flatnonzero((dataset == d).take(row))
-            part, offset[mine] = _search(self._cursors[d], self.tables[d], d, position.take(mine))
+            part, offset[mine] = _search(self._orders[d], self.tables[d], d, position.take(mine))
             run[mine] = np.arange(end, end + mine.size)
             end += mine.size
             parts.append(part)
-        return Runs(run, offset, *map(np.concatenate, zip(*parts, strict=True)), grids=None)
+        return FoundShards(run, offset, *map(np.concatenate, zip(*parts, strict=True)), grids=None)
 
 
-def _rows(cursor: Cursor, table: Table, d: int, base: int) -> tuple[np.ndarray, ...]:
+def _rows(order: DatasetOrder, table: Table, d: int, base: int) -> tuple[np.ndarray, ...]:
     """A dataset's rows of the joint table: start, dataset, pass, shard and samples of each run."""
-    num = cursor.counts.size
+    num = order.counts.size
     num_passes = table.last - table.first + 1
     passes = np.repeat(np.arange(table.first, table.last + 1), num)
     place = np.tile(np.arange(num), num_passes) if table.shard is None else table.shard
-    shard = place if cursor.filled is None else cursor.filled[place]
-    return table.start[:-1] + base, np.full(passes.size, d), passes, shard, cursor.counts[place]
+    shard = place if order.filled is None else order.filled[place]
+    return table.start[:-1] + base, np.full(passes.size, d), passes, shard, order.counts[place]
 
 
 def _search(
-    cursor: Cursor, table: Table, d: int, position: np.ndarray
+    order: DatasetOrder, table: Table, d: int, position: np.ndarray
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """The runs of elements of one dataset, a row for each, and the places in them."""
     run = np.searchsorted(table.start, position, side="right") - 1
     offset = position - table.start.take(run)
-    num = cursor.counts.size
+    num = order.counts.size
     passes = table.first + run // num
     shard = run % num if table.shard is None else table.shard.take(run)
-    count = cursor.counts.take(shard)
-    shard = shard if cursor.filled is None else cursor.filled.take(shard)
+    count = order.counts.take(shard)
+    shard = shard if order.filled is None else order.filled.take(shard)
     return (np.full(run.size, d), passes, shard, count), offset
 
 
 def table_for(
-    cursors: Sequence[Cursor], spans: Spans, known: RunTable | None, asked: int
-) -> RunTable:
+    orders: Sequence[DatasetOrder], spans: PassRanges, known: ShardTable | None, asked: int
+) -> ShardTable:
     """The table that a question needs: the last one again where it holds all passes.
 
     Args:
-      cursors: The datasets' cursors.
+      orders: The datasets' orders.
       spans: The passes that are asked for.
       known: The last table.
       asked: Places asked for.
@@ -204,17 +218,17 @@ def table_for(
         missing &= (first < known.first) | (last > known.last)
         if not missing.any():
             return known
-    wanted = []
+    wanted: list[tuple[DatasetOrder, int, int]] = []
     for d in np.flatnonzero(missing).tolist():
         begin, end = int(first[d]), int(last[d])
         if known is not None and known.first[d] <= begin <= known.last[d] + 1:  # it goes on
-            shards, passes = cursors[d].counts.size, end - begin + 1
-            room = _LARGE // shards - passes
+            shards, passes = orders[d].counts.size, end - begin + 1
+            room = LARGE // shards - passes
             if begin == known.last[d] + 1 and (passes == 1 or room > 0):
                 begin, room = begin - 1, room - 1  # not all lanes have left that pass
             end += max(0, min(_AHEAD * passes, asked // (_AHEAD_SHARE * shards), room))
-        wanted.append((cursors[d], begin, end))
+        wanted.append((orders[d], begin, end))
     tables = {} if known is None else dict(known.tables)
     made = make_tables(wanted)
     tables.update(zip(np.flatnonzero(missing).tolist(), made, strict=True))
-    return RunTable(cursors, tables)
+    return ShardTable(orders, tables)

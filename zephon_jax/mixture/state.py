@@ -59,9 +59,11 @@ class MixtureState(NamedTuple):
 
 
 def to_words(value: Any) -> np.ndarray:
-    """Splits integers in [0, 2^63) into low and high words: uint32 (..., 2)."""
+    """Splits integers in [0, 2^63) into low and high words: uint32 (..., 2), read-only."""
     value = np.array(value, dtype="<i8")
-    return value.reshape(*value.shape, 1).view("<u4").astype(np.uint32, copy=False)
+    words = value.reshape(*value.shape, 1).view("<u4").astype(np.uint32, copy=False)
+    words.setflags(write=False)
+    return words
 
 
 def from_words(words: Any) -> Any:

@@ -5,24 +5,37 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 from zephon_jax.data.token_estimation import TokenEstimation
-from zephon_jax.mixture.base import RunSource
+from zephon_jax.mixture.base import MixtureSource
 from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
 from zephon_jax.mixture.lane_states import ratios_of_fields
 from zephon_jax.mixture.run import MixtureRun
-from zephon_jax.mixture.settings import check_datasets, make_knobs
+from zephon_jax.mixture.settings import (
+    AllocationName,
+    Assignment,
+    BlockSize,
+    MixtureArguments,
+    MixtureDataset,
+    Policy,
+    Weight,
+    check_datasets,
+    make_settings,
+)
+
+if TYPE_CHECKING:
+    from zephon_jax.data.dataset import Dataset
 
 __all__ = ["StaticMixtureWorkSource"]
 
 # Attributes that follow from the arguments.
-_BUILT = ("_datasets", "_settings", "_knobs", "_counts", "_by_id", "_ids", "_run", "unit")
+_BUILT = ("_datasets", "_arguments", "_settings", "_counts", "_by_id", "_ids", "_run", "unit")
 
 
-class StaticMixtureWorkSource(RunSource):
+class StaticMixtureWorkSource(MixtureSource):
     """Draws from datasets by weights that do not change. Immutable and picklable.
 
     Args:
@@ -72,41 +85,50 @@ class StaticMixtureWorkSource(RunSource):
 
     def __init__(
         self,
-        datasets: Sequence[Any],
-        mixture: Mapping[str, Any],
+        datasets: Sequence[MixtureDataset],
+        mixture: Mapping[str, Weight],
         chunk_size: int = 16384,
         seed: int = 42,
         shuffle_shards: bool | Mapping[str, bool] = True,
         shuffle_within_shard: bool | Mapping[str, bool] = False,
-        shuffle_block_size: int | str | Mapping[str, int | str | None] | None = None,
-        exhausted_policy: str | Mapping[str, str] | None = None,
+        shuffle_block_size: BlockSize | Mapping[str, BlockSize] = None,
+        exhausted_policy: Policy | Mapping[str, Policy] | None = None,
         reshuffle_on_repeat: bool | Mapping[str, bool] = True,
         max_repeats: int | Mapping[str, int | None] | None = None,
         stop_after_passes: int | None = None,
-        lane_assignment: str = "permute",
-        allocation: str = "incremental",
+        lane_assignment: Assignment = "permute",
+        allocation: AllocationName = "incremental",
         token_estimation: TokenEstimation | None = None,
     ):
-        settings = {
-            # Copies: what the caller does to a mapping later must not reach a pickled source.
-            name: dict(value) if isinstance(value, Mapping) else value
-            for name, value in locals().items()
-            if name not in ("self", "datasets", "__class__")
-        }
-        self._build(check_datasets(datasets), settings)
+        arguments = MixtureArguments(
+            mixture=mixture,
+            chunk_size=chunk_size,
+            seed=seed,
+            shuffle_shards=shuffle_shards,
+            shuffle_within_shard=shuffle_within_shard,
+            shuffle_block_size=shuffle_block_size,
+            exhausted_policy=exhausted_policy,
+            reshuffle_on_repeat=reshuffle_on_repeat,
+            max_repeats=max_repeats,
+            stop_after_passes=stop_after_passes,
+            lane_assignment=lane_assignment,
+            allocation=allocation,
+            token_estimation=token_estimation,
+        )
+        self._build(check_datasets(datasets), arguments)
 
-    def _build(self, datasets: tuple[Any, ...], settings: dict[str, Any]) -> None:
+    def _build(self, datasets: tuple[MixtureDataset, ...], arguments: MixtureArguments) -> None:
         """Makes everything that follows from the arguments."""
-        self._datasets, self._settings = datasets, settings
+        self._datasets, self._arguments = datasets, arguments
         names = [dataset.name for dataset in datasets]
-        self._knobs = make_knobs(names, **settings)
+        self._settings = make_settings(names, arguments)
         self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in datasets]
         self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
         self.unit = "samples" if self.token_estimation is None else "tokens"
         self._run = None  # not before all that decides the order is known
         if not self.requires_token_priming:
-            self._run = MixtureRun(datasets, self._knobs, self._counts, self.token_estimation)
+            self._run = MixtureRun(datasets, self._settings, self._counts, self.token_estimation)
 
     @property
     def run(self) -> MixtureRun:
@@ -126,29 +148,30 @@ class StaticMixtureWorkSource(RunSource):
     def __getstate__(self) -> dict[str, Any]:
         # What a subclass adds travels as it is; the rest follows from the arguments.
         own = {name: value for name, value in vars(self).items() if name not in _BUILT}
-        return {"datasets": self._datasets, "settings": self._settings, "own": own}
+        return {"datasets": self._datasets, "settings": dict(self._arguments.items()), "own": own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once, where the source was first made
-            self._build(state["datasets"], state["settings"])
+            self._build(state["datasets"], MixtureArguments(**state["settings"]))
         vars(self).update(state["own"])
 
     def __repr__(self) -> str:
-        knobs = self._knobs
+        settings = self._settings
         shares = {
-            n: round(float(f), 6) for n, f in zip(knobs.names[:8], knobs.fractions, strict=False)
+            n: round(float(f), 6)
+            for n, f in zip(settings.names[:8], settings.fractions, strict=False)
         }
-        more = "" if len(knobs.names) <= 8 else f" and {len(knobs.names) - 8} more"
+        more = "" if len(settings.names) <= 8 else f" and {len(settings.names) - 8} more"
         return (
-            f"{type(self).__name__}({shares}{more}, chunk_size={knobs.chunk_size},"
-            f" seed={knobs.seed})"
+            f"{type(self).__name__}({shares}{more}, chunk_size={settings.chunk_size},"
+            f" seed={settings.seed})"
         )
 
     @property
     def token_estimation(self) -> TokenEstimation | None:
         """What is known of the tokens in the data, where weights are shares of tokens."""
-        return self._settings["token_estimation"]
+        return self._arguments.token_estimation
 
     @property
     def requires_token_priming(self) -> bool:
@@ -175,7 +198,9 @@ class StaticMixtureWorkSource(RunSource):
             return self
         from zephon_jax.data.measure_tokens import measure
 
-        return self.replace(token_estimation=measure(self._datasets, estimation, **settings))
+        datasets = cast("Sequence[Dataset]", self._datasets)  # those that are read have files
+
+        return self.replace(token_estimation=measure(datasets, estimation, **settings))
 
     def primed_for(self, fields: list[Any]) -> Self:
         """Returns a source with the ratios that a state was saved with.
@@ -186,9 +211,9 @@ class StaticMixtureWorkSource(RunSource):
         """
         estimation = self.token_estimation
         assert estimation is not None
-        mine = fingerprint(self._knobs, self._counts, [], shard_sizes(self._datasets))
-        ratios = ratios_of_fields(fields, mine, len(self._knobs.names))
-        measured = estimation.with_ratios(dict(zip(self._knobs.names, ratios, strict=True)))
+        mine = fingerprint(self._settings, self._counts, [], shard_sizes(self._datasets))
+        ratios = ratios_of_fields(fields, mine, len(self._settings.names))
+        measured = estimation.with_ratios(dict(zip(self._settings.names, ratios, strict=True)))
         return self.replace(token_estimation=measured)
 
     def with_chunk_size(self, chunk_size: int) -> Self:
@@ -209,7 +234,6 @@ class StaticMixtureWorkSource(RunSource):
         """
         made = type(self).__new__(type(self))
         vars(made).update(self.__getstate__()["own"])
-        StaticMixtureWorkSource.__init__(
-            made, **{"datasets": self._datasets, **self._settings, **settings}
-        )
+        arguments: dict[str, Any] = {"datasets": self._datasets, **dict(self._arguments.items())}
+        StaticMixtureWorkSource.__init__(made, **{**arguments, **settings})
         return made

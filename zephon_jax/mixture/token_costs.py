@@ -14,14 +14,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._arrays import MAX_INDEX
+from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.kernels.draw_costs import PIECES, Draw, Pieces, UnitCost, shared
-from zephon_jax.mixture.dataset_order import Cursor, make_tables, shard_order, starts_of
+from zephon_jax.mixture.dataset_order import DatasetOrder, make_tables, shard_order, starts_of
 
 __all__ = ["PIECES", "Draw", "Pieces", "RunningCost", "UnitCost", "shared"]
 
 _KEPT_PASSES = 4
 _MOST_SHARING = 1 << 41
-_MOST_COST = 1 << 62
+_MOST_COST = MAX_INDEX
 
 
 class _Piece(NamedTuple):
@@ -44,34 +46,33 @@ class RunningCost:
     """The cost of a dataset's draws, in the order of its passes. Immutable but for a small cache.
 
     Args:
-      cursor: The dataset's order.
+      order: The dataset's order.
       shard_costs: int64 (num_shards,), cost of all samples of each shard, in any unit; what is
         less than 1 a sample counts as 1.
     """
 
-    def __init__(self, cursor: Cursor, shard_costs: np.ndarray):
-        self._cursor = cursor
-        self._costs = np.maximum(shard_costs[cursor.shard_ids], cursor.counts)
-        self._samples, self._total = cursor.total, int(self._costs.sum())
+    def __init__(self, order: DatasetOrder, shard_costs: np.ndarray):
+        self._order = order
+        self._costs = np.maximum(shard_costs[order.shard_ids], order.counts)
+        self._samples, self._total = order.total, int(self._costs.sum())
         self.mean = self._total / max(1, self._samples)
         # One piece where nothing smaller is known: a single shard, or all shuffled at once.
-        even = cursor.block >= cursor.total or (not cursor.block and cursor.counts.size == 1)
+        even = order.block >= order.total or (not order.block and order.counts.size == 1)
         self._whole = _Piece(0, self._samples, 0, self._total) if even else None
         # The last piece that an amount lay in, with its pass: most questions are near there.
         self._recent = (-1, _Piece(0, 0, 0, 0))
-        self._tables: dict[int, _Table] = {}
+        self._tables: BoundedCache[int, _Table] = BoundedCache(_KEPT_PASSES)
 
     def _table(self, pass_index: int) -> _Table:
         """The shard order of a pass with its costs."""
-        name = pass_index if self._cursor.shards and self._cursor.reshuffle else 0
+        name = pass_index if self._order.shards and self._order.reshuffle else 0
         known = self._tables.get(name)
         if known is not None:
             return known
-        shard, starts = shard_order(self._cursor, name)
+        shard, starts = shard_order(self._order, name)
         sums = starts_of(self._costs[shard])
         table = _Table(np.ascontiguousarray(starts).data, sums.data)
-        # One assignment, so that another thread sees the old cache or the new one.
-        self._tables = {**dict(list(self._tables.items())[1 - _KEPT_PASSES :]), name: table}
+        self._tables.put(name, table)
         return table
 
     def _run(self, table: _Table, place: int) -> _Piece:
@@ -89,8 +90,8 @@ class RunningCost:
 
     def _block(self, table: _Table, position: int) -> _Piece:
         """The block of the mosaic that holds a position."""
-        first = position - position % self._cursor.block
-        length = min(self._cursor.block, self._samples - first)
+        first = position - position % self._order.block
+        length = min(self._order.block, self._samples - first)
         before = self._spent(table, first)
         return _Piece(first, length, before, self._spent(table, first + length) - before)
 
@@ -101,7 +102,7 @@ class RunningCost:
         if known == pass_index and 0 <= position - piece.first < piece.length:
             return piece
         table = self._table(pass_index)
-        if self._cursor.block:
+        if self._order.block:
             return self._block(table, position)
         return self._run(table, bisect.bisect_right(table.starts, position) - 1)
 
@@ -114,7 +115,7 @@ class RunningCost:
             return piece
         table = self._table(pass_index)
         piece = self._run(table, bisect.bisect_right(table.sums, amount) - 1)
-        if self._cursor.block:
+        if self._order.block:
             piece = self._block(table, piece.first + _most(piece, amount))
         self._recent = (pass_index, piece)
         return piece
@@ -136,9 +137,9 @@ class RunningCost:
         passes = (stop - 1) // self._samples - start // self._samples + 1
         if self._whole is not None:
             return passes
-        of_pass = self._cursor.counts.size
-        if self._cursor.block:
-            of_pass = -(-self._samples // self._cursor.block)
+        of_pass = self._order.counts.size
+        if self._order.block:
+            of_pass = -(-self._samples // self._order.block)
         return min(passes * of_pass, stop - start + passes)
 
     def pieces(self, start: int, stop: int) -> Pieces | None:
@@ -147,7 +148,7 @@ class RunningCost:
         longest = (
             self._samples
             if self._whole is not None
-            else max(self._cursor.block, self._cursor.counts.max())
+            else max(self._order.block, self._order.counts.max())
         )
         if longest > _MOST_SHARING or (last - first + 2) * self._total > _MOST_COST:
             return None
@@ -156,7 +157,7 @@ class RunningCost:
             passes = np.arange(last - first + 2)
             return Pieces(zero + passes * self._samples, passes * self._total, base)
         ends, sums = self._runs(first, last)
-        if self._cursor.block:
+        if self._order.block:
             at = self._block_starts(start - zero, stop - zero)
             run = np.searchsorted(ends[1:-1], at, side="right")
             cost, length = sums[run + 1] - sums[run], ends[run + 1] - ends[run]
@@ -166,7 +167,7 @@ class RunningCost:
 
     def _block_starts(self, start: int, stop: int) -> np.ndarray:
         """Where blocks begin, passes laid end to end: those from `start` on, and the end."""
-        block, of_pass = self._cursor.block, -(-self._samples // self._cursor.block)
+        block, of_pass = self._order.block, -(-self._samples // self._order.block)
         low, high = (
             position // self._samples * of_pass + position % self._samples // block
             for position in (start, stop - 1)
@@ -179,12 +180,12 @@ class RunningCost:
         if first == last:
             table = self._table(first)
             return np.asarray(table.starts), np.asarray(table.sums)
-        cursor = self._cursor
-        shuffled = cursor.shards and cursor.reshuffle
-        (table,) = make_tables([(cursor, first, last) if shuffled else (cursor, 0, 0)])
-        shard = np.arange(cursor.counts.size) if table.shard is None else table.shard
+        order = self._order
+        shuffled = order.shards and order.reshuffle
+        (table,) = make_tables([(order, first, last) if shuffled else (order, 0, 0)])
+        shard = np.arange(order.counts.size) if table.shard is None else table.shard
         shard = shard if shuffled else np.tile(shard, last - first + 1)
-        return starts_of(cursor.counts[shard]), starts_of(self._costs[shard])
+        return starts_of(order.counts[shard]), starts_of(self._costs[shard])
 
     def spent(self, draws: np.ndarray) -> np.ndarray:
         """Cost of the draws from the first of some numbers up to each: int64 (n,), ascending."""

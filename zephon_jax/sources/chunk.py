@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -127,7 +127,7 @@ class WorkChunk:
         slot: int,
         num_lanes: int,
         whole: int | None = None,
-        upcoming: Callable[[], np.ndarray] | None = None,
+        upcoming: np.ndarray | None = None,
     ) -> None:
         ids.setflags(write=False)
         counts.setflags(write=False)

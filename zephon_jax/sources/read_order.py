@@ -7,16 +7,14 @@ four, so a chunk that has to compute its own computes those of the lane's next c
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
-from zephon_jax._process import PerProcess
+from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.kernels import backend, lattice
 from zephon_jax.kernels.keys import make_key
 from zephon_jax.kernels.permutation import permute
@@ -76,57 +74,10 @@ class Reading(NamedTuple):
     source: np.ndarray  # int64 (C,), where its sample lies among the chunk's grouped samples
 
 
-class _Remembered:
-    """Round robin readings by counts, the oldest dropped first. Safe between threads.
-
-    Fields:
-      ahead: Chunks to come that are worth computing with one: fewer where many lanes share the
-        memory, so that what was computed ahead is still there when its chunk is read.
-    """
-
-    def __init__(self) -> None:
-        self.ahead = _MOST_AHEAD
-        self._lock = PerProcess(threading.RLock)
-        self._readings: OrderedDict[bytes, Reading] = OrderedDict()
-        self._unread: set[bytes] = set()
-        self._slots = 0
-
-    def get(self, counts: np.ndarray) -> Reading | None:
-        """The reading of a chunk that is about to be read."""
-        name = counts.tobytes()
-        with self._lock.get():
-            kept = self._readings.get(name)
-            if kept is None:
-                return None
-            self._readings.move_to_end(name)
-            if name in self._unread:
-                self._unread.remove(name)
-                self.ahead = min(self.ahead + 1, _MOST_AHEAD)
-        return Reading(kept.component.astype(np.int32), kept.source.astype(np.int64))
-
-    def __contains__(self, counts: np.ndarray) -> bool:
-        with self._lock.get():
-            return counts.tobytes() in self._readings
-
-    def put(self, counts: np.ndarray, reading: Reading, *, ahead: bool) -> None:
-        """Keeps a reading in narrow words, and lets the oldest ones go."""
-        name, narrow = counts.tobytes(), _narrow(counts.size)
-        kept = Reading(reading.component.astype(narrow), reading.source.astype(np.int32))
-        with self._lock.get():
-            if name not in self._readings:
-                self._readings[name] = kept
-                self._slots += kept.component.size
-                if ahead:
-                    self._unread.add(name)
-            while self._slots > _MAX_REMEMBERED and len(self._readings) > 1:
-                oldest, dropped = self._readings.popitem(last=False)
-                self._slots -= dropped.component.size
-                if oldest in self._unread:  # computed for nothing
-                    self._unread.remove(oldest)
-                    self.ahead = max(1, self.ahead // 2)
-
-
-_remembered = _Remembered()
+# Round robin readings by counts, in narrow words.
+_remembered: BoundedCache[bytes, Reading] = BoundedCache(
+    _MAX_REMEMBERED, lambda reading: reading.component.size
+)
 
 
 def _narrow(k: int) -> type:
@@ -142,26 +93,25 @@ def _group(component: np.ndarray, k: int) -> np.ndarray:
     return source
 
 
-def _round_robin(
-    counts: np.ndarray, size: int, upcoming: Callable[[], np.ndarray] | None
-) -> Reading:
-    reading = _remembered.get(counts)
-    if reading is not None:
-        return reading
+def _round_robin(counts: np.ndarray, size: int, upcoming: np.ndarray | None) -> Reading:
+    kept = _remembered.get(counts.tobytes())
+    if kept is not None:
+        return Reading(kept.component.astype(np.int32), kept.source.astype(np.int64))
     rows = counts[None]
-    if upcoming is not None:
-        most = min(_remembered.ahead, _MOST_SLOTS // max(1, size))
-        ahead = [row for row in upcoming()[:most] if row not in _remembered]
+    if upcoming is not None and len(upcoming):
+        most = min(_MOST_AHEAD, _MOST_SLOTS // max(1, size))
+        ahead = [row for row in upcoming[:most] if _remembered.get(row.tobytes()) is None]
         rows = np.unique(np.concatenate([rows, *(row[None] for row in ahead)]), axis=0)
+    found, narrow = None, _narrow(counts.size)
     for row, slots in zip(rows, backend.swrr_orders(rows, size), strict=True):
         component = slots.astype(np.int32)
-        one = Reading(component, _group(component, counts.size))
-        mine = np.array_equal(row, counts)
-        _remembered.put(row, one, ahead=not mine)
-        if mine:
-            reading = one
-    assert reading is not None
-    return reading
+        reading = Reading(component, _group(component, counts.size))
+        kept = Reading(component.astype(narrow), reading.source.astype(np.int32))
+        _remembered.put(row.tobytes(), kept)
+        if np.array_equal(row, counts):
+            found = reading
+    assert found is not None
+    return found
 
 
 def _weighted_random(counts: np.ndarray, key: np.ndarray) -> Reading:
@@ -210,7 +160,7 @@ def read_order(
     slot: int,
     num_lanes: int,
     size: int,
-    upcoming: Callable[[], np.ndarray] | None = None,
+    upcoming: np.ndarray | None = None,
 ) -> Reading:
     """Returns a chunk's reading order.
 
@@ -223,7 +173,7 @@ def read_order(
       slot: The chunk's slot in its block of lanes, for the lattice.
       num_lanes: Lanes, for the lattice.
       size: The size of a whole chunk, so that short ones need no kernel of their own.
-      upcoming: Gives counts (n, k) of chunks that will be read soon.
+      upcoming: int32 (n, k), counts of chunks that will be read soon.
 
     Raises:
       ValueError: If the mode needs a seed and there is none.
