@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 import textwrap
-import threading
 import types
 
 import numpy as np
 from support.helpers import mixture
 
 import zephon_jax as zx
-from zephon_jax._process import PerProcess
 
 
 def run(code):
@@ -97,11 +95,25 @@ def test_jax_half_imported_is_no_jax(monkeypatch):
     assert len(source.next_chunk(source.init())[0].order(config)[0]) == 16
 
 
-def test_locks_may_be_taken_again():
-    lock, entered = PerProcess(threading.RLock), 0
-    with lock.get(), lock.get():
-        entered += 1
-    assert entered == 1
+def test_a_thread_that_holds_the_locks_may_take_them_again():
+    """As a signal's handler or a finalizer does, which steps a source in mid-step."""
+    same = run("""
+        import json, signal, threading
+        import zephon_jax as zx
+        from zephon_jax import _process as per_process
+        source = zx.StaticMixtureWorkSource(
+            [zx.Dataset.from_counts("a", [900, 90])], {"a": 1}, 64, exhausted_policy="repeat")
+        expected = source.next_chunk(source.seek(5))[0].order()[1].tolist()
+        signal.alarm(30)
+        held = 0
+        for one in list(per_process._all):
+            if one._make in (threading.Lock, threading.RLock):
+                one.get().acquire()
+                held += 1
+        got = source.next_chunk(source.seek(6))[0], source.next_chunk(source.seek(5))[0]
+        print(json.dumps([held > 0, got[1].order()[1].tolist() == expected]))
+    """)
+    assert same == [True, True]
 
 
 def test_ranges_of_far_passes_are_those_of_draws():

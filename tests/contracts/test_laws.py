@@ -366,18 +366,6 @@ def stepped_draws(weights, chunk_size, num_chunks, *, fixed):
     return kept
 
 
-@pytest.mark.parametrize("name", ["passes", "redistribute", "rare"])
-def test_backends_agree(name):
-    numpy = [plain(chunk) for chunk in chunks_of(SOURCES[name](), 1, 2)]
-    zx.use_backend("jax")
-    try:
-        assert [plain(chunk) for chunk in chunks_of(SOURCES[name](), 1, 2)] == numpy
-    finally:
-        zx.use_backend("numpy")
-    with pytest.raises(ValueError, match="torch"):
-        zx.use_backend("torch")
-
-
 def test_state_through_jit_and_device():
     """A state is a pytree of 32-bit words: jit and device_put without x64 leave it as it was."""
     jax = pytest.importorskip("jax")

@@ -13,7 +13,7 @@ from zephon_jax._text import counted, some
 from zephon_jax.analysis.saved_states import SavedState, check_saved_lane, read_states
 from zephon_jax.mixture.fingerprint import differing, named_digests
 from zephon_jax.mixture.state import MixtureState, from_words
-from zephon_jax.sources.codec import open_fields
+from zephon_jax.sources.codec import open_fields, state_name
 
 __all__ = ["Inspected", "LaneState", "StatesDifference", "compare", "inspect_states"]
 
@@ -210,7 +210,7 @@ def _moved(one: LaneState, other: LaneState) -> str:
 def _lane(saved: SavedState) -> LaneState | str:
     """A mixture's lane, or what other kind of record it is."""
     record, fields = open_fields(saved.data)
-    if record != MixtureState.__name__ or len(fields) != len(MixtureState._fields):
+    if record != state_name(MixtureState) or len(fields) != len(MixtureState._fields):
         return record
     words = {
         name: np.frombuffer(raw, dtype="<u4")

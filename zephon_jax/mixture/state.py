@@ -31,6 +31,7 @@ class MixtureState(NamedTuple):
     """Where one lane stands. Immutable; every leaf is an array of 32-bit words."""
 
     __module__ = "zephon_jax"
+    state_name = "MixtureState"  # in every saved state
 
     lane: Any  # int32 ()
     num_lanes: Any  # int32 ()

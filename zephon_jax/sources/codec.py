@@ -2,7 +2,9 @@
 
 A state is any record whose leaves are integers, booleans, strings or arrays. Field names and
 dtypes are not written: the source's own initial state says what must be there, so a length is
-checked before anything is allocated, and nothing is ever executed.
+checked before anything is allocated, and nothing is ever executed. What is written is the name of
+the record's class, or its `state_name` where it has one: a class with one may be renamed or moved,
+and its states stay what they are.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from zephon_jax.sources.checks import State, Stepped
 
 __all__ = [
     "VERSION", "Decoded", "Plain", "decode", "decode_fields", "encode_state", "open_fields",
-    "slot_check",
+    "slot_check", "state_name",
 ]  # fmt: skip
 
 Plain: TypeAlias = "bool | int | str | bytes | list[Plain] | None"  # what msgpack holds
@@ -62,6 +64,12 @@ def _checksum(body: bytes) -> bytes:
     return digest.digest()
 
 
+def state_name(record: type) -> str:
+    """The name that states of a class have when they are encoded."""
+    given = getattr(record, "state_name", None)
+    return given if isinstance(given, str) else record.__name__  # it may be the name of a field
+
+
 def encode_state(state: Any) -> bytes:
     """Encodes a state for a checkpoint.
 
@@ -84,7 +92,7 @@ def encode_state(state: Any) -> bytes:
     """
     if not isinstance(state, tuple):
         raise TypeError(f"a state must be a NamedTuple; got {type(state).__name__}.")
-    body = _pack([type(state).__name__, _pack_leaf(tuple(state), "state")])
+    body = _pack([state_name(type(state)), _pack_leaf(tuple(state), "state")])
     return _pack([VERSION, _checksum(body), body])
 
 
@@ -186,10 +194,11 @@ def decode_fields(like: Any, data: bytes, check: Callable[[list[Any]], None] | N
       ValueError: If the bytes are cut, changed, foreign or of another structure.
     """
     name, fields = open_fields(data)
-    if name != type(like).__name__:
+    mine = state_name(type(like))
+    if name != mine:
         raise ValueError(
-            f"the state is a {name}; this source's states are {type(like).__name__}. It belongs to"
-            " another kind of source."
+            f"the state is a {name}; this source's states are {mine}. It belongs to another kind of"
+            " source."
         )
     if check is not None:
         check(fields)
