@@ -18,7 +18,7 @@ from corpora import write_array_record
 
 import zephon_jax as zx
 
-SERVER = pathlib.Path(__file__).parents[1] / "tests" / "s3_server.py"
+SERVER = pathlib.Path(__file__).parents[1] / "tests" / "support" / "s3_server.py"
 NUM_SHARDS, PER_SHARD, RECORD_BYTES = 12, 4096, 4096
 BUCKET = "bucket/data"
 PACE = 20e6  # bytes a second

@@ -11,8 +11,6 @@ import pytest
 from support.helpers import wait_until
 
 from zephon_jax._process import CLOSE_SECONDS, DaemonThreads
-from zephon_jax.data.cache import locks as cache_locks
-from zephon_jax.data.cache.locks import CacheLocks
 from zephon_jax.data.cache.prefetch import LookAhead, _Plan
 from zephon_jax.data.cache.stager import Stager
 from zephon_jax.data.cache.store import Entry, ShardCache
@@ -89,25 +87,26 @@ def test_look_ahead_goes_on_where_a_copy_does_not_fit(tmp_path):
 
 def test_look_ahead_waits_for_no_other_maker(tmp_path):
     """Another process makes the copy that comes first: the next ones are made meanwhile."""
-    cache, other = ShardCache(tmp_path, 100), CacheLocks(str(tmp_path))
+    cache, begun, end = ShardCache(tmp_path, 100), threading.Event(), threading.Event()
+
+    def make(target):
+        begun.set()
+        assert end.wait(60)
+
     entries = [Entry(name, 10, True, lambda target: None) for name in "abcd"]
+    slow = Entry("a", 10, True, make)
+    other = threading.Thread(target=lambda: ShardCache(tmp_path, 100).acquire(slow).close())
+    other.start()
+    assert begun.wait(20)
     ahead = LookAhead(lambda: cache)
-    with other.maker("a", lambda: 0.0):
-        ahead.plan("lane", entries)
-        wait_until(lambda: all(map(cache.has, "bcd")), seconds=10)
-        assert not cache.has("a")
+    ahead.plan("lane", entries)
+    wait_until(lambda: all(map(cache.has, "bcd")), seconds=10)
+    assert not cache.has("a")
+    end.set()
+    other.join()
     wait_until(lambda: cache.has("a"))
     ahead.close()
     cache.plan("lane", [])
-
-
-def test_a_packed_file_without_a_name_waits_for_no_lock_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_locks, "_NUM_FILES", 1)
-    with fsspec.open("memory://nameless/.gz", "wb") as file:
-        file.write(gzip.compress(b"1\n2\n"))
-    packed = Dataset.from_path("packed", "memory://nameless/.gz", counts=[2], format="jsonl")
-    with Stager(tmp_path).staged(packed.shard(0)) as (path, _), open(path) as file:
-        assert file.read() == "1\n2\n"
 
 
 @pytest.mark.parametrize("ahead", [True, False])
@@ -178,13 +177,13 @@ def test_unpacking_ahead_drops_nothing_that_is_sooner(tmp_path):
         kept, made = (stager.entries(shard)[0].name for shard in shards)
         with stager.staged(shards[0]):
             pass
-        identity = os.stat(stager.cache._open(kept).path).st_ino
+        identity = os.stat(tmp_path / f"{spare}" / "copies" / kept).st_ino
         stager.plan("lane", shards)
         if spare:
             wait_until(functools.partial(stager.cache.has, made))
         else:
             time.sleep(0.5)
             assert not stager.cache.has(made)
-        assert os.stat(stager.cache._open(kept).path).st_ino == identity
+        assert os.stat(tmp_path / f"{spare}" / "copies" / kept).st_ino == identity
         stager.close()
         stager.plan("lane", [])

@@ -1,20 +1,19 @@
-"""Who will use what next, for all processes that share a cache.
+"""Which copies will be used next, and in which order, by all processes that share a cache.
 
-Each process keeps one file with its names in order of use, and holds a lock on it for as long as
-it lives.
+Each process keeps its plan in a file that it writes anew now and then. A plan that nobody has
+written for a while is that of a process that was killed, and does not count.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import threading
+import time
 import uuid
+import weakref
 from collections.abc import Hashable, Iterator, Sequence
-
-from zephon_jax._process import OwnFd
 
 __all__ = ["Plans"]
 
@@ -23,78 +22,75 @@ class Plans:
     """The plans of all processes, as one order.
 
     Args:
-      folder: Where each process keeps the file of its plans.
+      folder: Where each process keeps the file of its plan.
+      keep_seconds: How long a plan counts that is not written anew.
     """
 
-    def __init__(self, folder: str):
-        self._folder = folder
+    def __init__(self, folder: str, keep_seconds: float = 600.0):
+        self._folder, self._keep_seconds = folder, keep_seconds
         self._owners: dict[Hashable, list[str]] = {}
         self._lock = threading.Lock()
-        self._file, self._path = OwnFd(-1), ""
+        self._path = os.path.join(folder, f"{os.getpid()}-{uuid.uuid4().hex}")
+        self._written = -keep_seconds
+        weakref.finalize(self, _remove, self._path, os.getpid())
 
     def set(self, owner: Hashable, names: Sequence[str]) -> None:
-        """Replaces the plan of an owner: names in order of use, none to forget it."""
+        """Replaces the plan of an owner: names of copies in order of use, none to forget it."""
         with self._lock:
             self._owners.pop(owner, None)
             if names:
                 self._owners[owner] = list(names)
-            merged = sorted(self._own_ranks().items(), key=lambda item: item[1])
-            with contextlib.suppress(OSError):  # Others do without where the disk is full.
-                self._publish(json.dumps(merged).encode())
+            self._write()
 
-    def ranks(self) -> dict[str, float]:
+    def renew(self) -> None:
+        """Lets this process's plan count on; to be called more often than plans are kept."""
+        with self._lock:
+            if self._owners and time.monotonic() - self._written > self._keep_seconds / 10:
+                self._write()
+
+    def ranks(self) -> dict[str, int]:
         """Steps until the next use of each planned copy, the least over all plans."""
         with self._lock:
             ranks = self._own_ranks()
         for theirs in self._others():
-            for name, rank in theirs:
+            for name, rank in theirs.items():
                 ranks[name] = min(rank, ranks.get(name, rank))
         return ranks
 
-    def _own_ranks(self) -> dict[str, float]:
-        ranks: dict[str, float] = {}
+    def _own_ranks(self) -> dict[str, int]:
+        ranks: dict[str, int] = {}
         for names in self._owners.values():
             for rank, name in enumerate(names):
                 ranks[name] = min(rank, ranks.get(name, rank))
         return ranks
 
-    def _publish(self, data: bytes) -> None:
-        while not self._is_visible():
-            self._file.close()
+    def _write(self) -> None:
+        self._written = time.monotonic()
+        with contextlib.suppress(OSError):  # Others do without where the disk is full.
+            if not self._owners:
+                _remove(self._path, os.getpid())
+                return
             os.makedirs(self._folder, exist_ok=True)
-            self._path = os.path.join(self._folder, f"{os.getpid()}-{uuid.uuid4().hex}")
-            self._file = OwnFd(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644))
-            # Who looks before it is locked takes it for one that was left behind.
-            fcntl.flock(self._file.fd, fcntl.LOCK_EX)
-        # A reader that sees half of it ignores it and drops something else.
-        os.pwrite(self._file.fd, data, 0)
-        os.ftruncate(self._file.fd, len(data))
+            # A reader that sees half of it ignores it and drops something else.
+            with open(self._path, "w") as file:
+                json.dump(self._own_ranks(), file)
 
-    def _is_visible(self) -> bool:
-        """True if others find this process's file by its name."""
-        if self._file.fd < 0:
-            return False
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fd))
-        except FileNotFoundError:  # The folder may have been taken away.
-            return False
-
-    def _others(self) -> Iterator[list[tuple[str, float]]]:
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self._folder):
-                path = os.path.join(self._folder, name)
-                if self._file.fd >= 0 and path == self._path:
-                    continue
-                with contextlib.suppress(FileNotFoundError, ValueError), open(path, "rb") as file:
-                    try:
-                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    except BlockingIOError:
-                        yield json.loads(file.read())
+    def _others(self) -> Iterator[dict[str, int]]:
+        oldest = time.time() - self._keep_seconds
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError, ValueError):
+                    if entry.path == self._path:
+                        continue
+                    if entry.stat().st_mtime < oldest:
+                        os.unlink(entry.path)
                     else:
-                        os.unlink(path)  # Its process is gone.
+                        with open(entry.path) as file:
+                            yield json.load(file)
 
-    def __del__(self) -> None:
-        if self._file.fd >= 0:  # Else it is a forked process's copy of it, or was never there.
-            self._file.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+
+def _remove(path: str, process: int) -> None:
+    """Removes the plan of this process; a forked one leaves that of its parent alone."""
+    if os.getpid() == process:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -111,6 +111,7 @@ class LookAhead:
         """Makes planned copies, soonest use first, until it is closed."""
         while not self._closed:
             self._forget_dropped()
+            self._cache().plans.renew()
             # One at a time until its room is taken: a copy that is wanted later must not fill
             # the room of one that is wanted sooner and only slower to begin.
             with contextlib.ExitStack() as turn:

@@ -138,8 +138,8 @@ def _name(file: File, kind: str = "") -> str:
     digest = hashlib.blake2b(
         repr((file.path, file.size, file.version, kind)).encode(), digest_size=16
     ).hexdigest()
-    # What is copied as it is has a suffix, which tells the locks of the two apart.
-    return digest + ("" if kind else os.path.splitext(file.path)[1].lower() or ".copy")
+    # A pair of files is told by its suffixes.
+    return digest + ("" if kind else os.path.splitext(file.path)[1].lower())
 
 
 _default: PerProcess[Stager] = PerProcess(Stager)
