@@ -116,13 +116,17 @@ _MODULES = {"orbax": "elastic.checkpoint.orbax", "plot": "analysis.plot"}
 # What public objects hold when they are pickled. Pickles name `zephon_jax` alone, so that they do
 # not depend on how the package is laid out: their classes say __module__ = "zephon_jax".
 _IN_PICKLES = {
+    "CountedShards": "data.shard_store",
     "File": "data.files",
+    "FileShards": "data.shard_store",
     "LanePlan": "elastic.lane_rows",
     "LaneProgress": "analysis.lane_progress",
     "MixtureRules": "pipelines.ensure_mixture_state",
-    "Part": "data.split",
+    "PartShards": "data.dataset",
     "RecordWeights": "pipelines.record_weights",
     "SampleName": "analysis.diff",
+    "SourceShards": "data.shard_store",
+    "SplitRule": "data.split",
     "_Ahead": "pipelines.map_dataset",
     "constant_rows": "elastic.steps",
 }

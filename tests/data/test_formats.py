@@ -211,7 +211,7 @@ def test_open_parquet_files_hold_no_buffers(tmp_path):
     for shard in range(10):
         assert reader.read({0: dataset}, ids_of(7, shard=shard)) == [{"text": f"{7:0100d}"}]
     held = pa.total_allocated_bytes() - before
-    assert held <= base.BLOCKS.get().max_bytes + 5_000_000  # Not 4 MB for each file.
+    assert held <= base.BLOCKS.max_cost + 5_000_000  # Not 4 MB for each file.
     reader.close()
     assert pa.total_allocated_bytes() - before <= 5_000_000
 
@@ -222,18 +222,6 @@ def test_truncated_parquet(tmp_path, table):
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(ValueError, match=r"'rows', shard 0 .*a.parquet.*not a complete Parquet"):
         Dataset.from_path("rows", path)
-
-
-def test_block_cache_is_bounded():
-    blocks = base.BlockCache(max_bytes=10)
-    for name in "abc":
-        blocks.put((1, name), name, 4)
-    assert [blocks.get((1, name)) for name in "abc"] == [None, "b", "c"]
-    blocks.put((2, "x"), "x", 100)
-    assert blocks.get((1, "c")) is None
-    assert blocks.get((2, "x")) == "x"
-    blocks.forget(2)
-    assert blocks.get((2, "x")) is None
 
 
 def write_megatron(prefix, sequences, code=8, dtype=np.uint16):

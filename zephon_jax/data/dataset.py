@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -12,16 +12,27 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax.data.cache.stager import Shard
+from zephon_jax.data.dataset_arguments import (
+    checked_columns,
+    checked_counts,
+    checked_name,
+    frozen_counts,
+)
 from zephon_jax.data.files import File, PathLike, is_local
 from zephon_jax.data.find_shards import describe_shard, find_shards, location_of
 from zephon_jax.data.formats import get_format
 from zephon_jax.data.formats.base import named_error
 from zephon_jax.data.shard_index import default_index_store
-from zephon_jax.data.split import Part, split_samples, split_shards
+from zephon_jax.data.shard_store import (
+    CountedShards,
+    FileShards,
+    RandomAccess,
+    ShardStore,
+    SourceShards,
+)
+from zephon_jax.data.split import SplitRule, split_samples, split_shards
 
 __all__ = ["Dataset"]
-
-_MAX_SAMPLES = 1 << 62
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,34 +51,18 @@ class Dataset:
     name: str
     # Samples in each shard, int64 (num_shards,), read-only.
     shard_counts: np.ndarray
-    # The files in shard order; empty where only the counts are known.
-    shards: tuple[File, ...] = ()
-    # The word for the shards' format.
-    format: str | None = None
-    # Columns to read, for formats that have columns; None for all.
-    columns: tuple[str, ...] | None = None
-    # Arguments for the fsspec file system of remote shards.
-    storage_options: Mapping[str, Any] | None = None
-    # Where it comes from, None where only the counts are known. Equal for equal data.
-    location: str | None = None
-    # The random-access object behind it, instead of files.
-    source: Any = None
-    # True if some shards are remote or compressed, so that they are read from local copies.
-    staged: bool = False
-    # Bytes of each shard where no files tell, int64 (num_shards,), read-only.
-    declared_bytes: np.ndarray | None = None
-    # The dataset of which this is a part, and the rule that says which part.
-    whole: Dataset | None = None
-    part: Part | None = None
+    # Where the shards are.
+    store: ShardStore = field(default_factory=CountedShards)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shard_counts", _frozen_counts(self.name, self.shard_counts))
+        object.__setattr__(self, "shard_counts", frozen_counts(self.name, self.shard_counts))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field: getattr(self, field) for field in ("name", "shard_counts", "store")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.shard_counts.flags.writeable = False  # Pickle forgets it.
-        if self.declared_bytes is not None:
-            self.declared_bytes.flags.writeable = False
 
     def __repr__(self) -> str:
         where = "counts only" if self.location is None else repr(self.location)
@@ -89,7 +84,22 @@ class Dataset:
     @property
     def readable(self) -> bool:
         """False where only the counts are known, so that reading would fail."""
-        return bool(self.shards) or self.source is not None or self.part is not None
+        return self.store.readable
+
+    @property
+    def shards(self) -> tuple[File, ...]:
+        """The files in shard order; empty where there are none."""
+        return self.store.files
+
+    @property
+    def format(self) -> str | None:
+        """The word for the format of its files."""
+        return self.store.format
+
+    @property
+    def location(self) -> str | None:
+        """Where it comes from, None where only the counts are known. Equal for equal data."""
+        return self.store.location
 
     @property
     def shard_bytes(self) -> np.ndarray | None:
@@ -98,28 +108,37 @@ class Dataset:
         A shard of a part has the bytes of the whole shard in proportion to its samples. Of a
         source in memory nobody knows the bytes, and each sample counts as one.
         """
-        if self.part is not None and self.whole is not None:
-            whole = self.whole.shard_bytes
-            return None if whole is None else self.part.share_bytes(whole, self.whole.shard_counts)
-        if self.shards:
-            return np.asarray([file.size for file in self.shards], dtype=np.int64)
-        return self.shard_counts if self.source is not None else self.declared_bytes
+        return self.store.num_bytes(self.shard_counts)
 
     def describe_shard(self, shard_id: int) -> str:
         """Names a shard for an error."""
         return describe_shard(self.name, self.shards, shard_id)
 
     def shard(self, shard_id: int) -> Shard:
-        """Returns what it takes to read a shard."""
-        return Shard(self.shards[shard_id], get_format(str(self.format)), self.storage_options)
+        """Returns what it takes to read a shard that is a file, made once."""
+        shards: dict[int, Shard] = self.__dict__.setdefault("_shards", {})
+        if shard_id not in shards:
+            store = self.store
+            assert isinstance(store, FileShards)
+            file, fmt = store.files[shard_id], get_format(str(store.format))
+            shards[shard_id] = Shard(
+                file,
+                fmt,
+                store.storage_options,
+                columns=store.columns,
+                location=store.location,
+                num_samples=int(self.shard_counts[shard_id]),
+                needs_copy=not is_local(file.path) or fmt.unpacker(file) is not None,
+            )
+        return shards[shard_id]
 
-    def locate(self, shard_id: int, indices: np.ndarray) -> tuple[Dataset, int, np.ndarray]:
+    def resolve(self, shard_id: int, indices: np.ndarray) -> tuple[Dataset, int, np.ndarray]:
         """Follows parts to the dataset that holds the data: its shard, and places in that."""
         dataset = self
-        while dataset.part is not None and dataset.whole is not None:
-            counts = dataset.whole.shard_counts
-            shard_id, indices = dataset.part.locate(shard_id, indices, counts)
-            dataset = dataset.whole
+        while isinstance(dataset.store, PartShards):
+            whole, rule = dataset.store.whole, dataset.store.rule
+            shard_id, indices = rule.resolve(shard_id, indices, whole.shard_counts)
+            dataset = whole
         return dataset, shard_id, indices
 
     def split(
@@ -156,18 +175,20 @@ class Dataset:
             raise named_error(error, f"dataset {self.name!r}") from None
         return {name: self._part(name, part) for name, part in parts.items()}
 
-    def _part(self, name: str, part: Part) -> Dataset:
-        readable, given = self.readable, self.declared_bytes
-        return Dataset(
-            name=name,
-            shard_counts=part.counts,
-            shards=tuple(self.shards[i] for i in part.shard_ids) if self.shards else (),
-            location=None if self.location is None else f"{self.location}#{name}",
-            staged=self.staged,
-            declared_bytes=None if given is None else part.share_bytes(given, self.shard_counts),
-            whole=self if readable else None,
-            part=part if readable else None,
-        )
+    def _part(self, name: str, rule: SplitRule) -> Dataset:
+        if self.readable:
+            store = PartShards(
+                self,
+                rule,
+                location=f"{self.location}#{name}",
+                files=tuple(self.shards[i] for i in rule.shard_ids) if self.shards else (),
+                format=self.format,
+                staged=self.store.staged,
+            )
+            return Dataset(name, rule.counts, store)
+        given = self.shard_bytes
+        shared = None if given is None else rule.share_bytes(given, self.shard_counts)
+        return Dataset(name, rule.counts, CountedShards(shared))
 
     @classmethod
     def from_counts(
@@ -187,18 +208,18 @@ class Dataset:
           TypeError: If the name is not a string, or a count is not an integer.
           ValueError: If the name is empty, a count is negative, or there are no shards.
         """
-        name, counts = _checked_name(name), _checked_counts(name, counts)
+        name, counts = checked_name(name), checked_counts(name, counts)
         if num_bytes is not None:
-            num_bytes = _frozen_counts(name, _checked_counts(name, num_bytes, "num_bytes"))
+            num_bytes = frozen_counts(name, checked_counts(name, num_bytes, "num_bytes"))
             if len(num_bytes) != len(counts):
                 raise ValueError(
                     f"dataset {name!r}: num_bytes has {len(num_bytes)} entries for {len(counts)}"
                     " shards. Give one for each shard."
                 )
-        return cls(name, counts, declared_bytes=num_bytes)
+        return cls(name, counts, CountedShards(num_bytes))
 
     @classmethod
-    def from_source(cls, name: str, source: Any, shard_size: int | None = None) -> Dataset:
+    def from_source(cls, name: str, source: RandomAccess, shard_size: int | None = None) -> Dataset:
         """Wraps an object with `__len__` and `__getitem__`.
 
         A list, a Hugging Face dataset, a TFDS data source, a Bagz reader. Where it has
@@ -218,7 +239,7 @@ class Dataset:
           >>> Dataset.from_source("letters", list("abcde"), shard_size=2).shard_counts.tolist()
           [2, 2, 1]
         """
-        name = _checked_name(name)
+        name = checked_name(name)
         if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
             raise TypeError(
                 f"dataset {name!r}: a source needs __len__ and __getitem__; got {source!r}."
@@ -238,12 +259,8 @@ class Dataset:
         size = max(1, total) if shard_size is None else as_int(shard_size, label, 1)
         starts = np.arange(0, max(1, total), size)
         kind = f"{type(source).__module__}.{type(source).__qualname__}"
-        return cls(
-            name=name,
-            shard_counts=np.minimum(total - starts, size),
-            location=f"<{kind} at {id(source):#x}>",
-            source=source,
-        )
+        store = SourceShards(source, f"<{kind} at {id(source):#x}>")
+        return cls(name, np.minimum(total - starts, size), store)
 
     @classmethod
     def from_path(
@@ -274,89 +291,45 @@ class Dataset:
           ValueError: If there are no shards, formats are mixed or unknown, or a shard is
             broken. The error names the dataset and the shard.
         """
-        name = _checked_name(name)
+        name = checked_name(name)
         files, fmt = find_shards(name, path, format, storage_options)
-        chosen = None if columns is None else _checked_columns(name, columns, fmt.name)
+        chosen = None if columns is None else checked_columns(name, columns, fmt.name)
         if counts is None:
             shards = [Shard(file, fmt, storage_options) for file in files]
             describe = functools.partial(describe_shard, name, files)
             counts = default_index_store().count_samples(shards, location_of(path), describe)
-        checked = _checked_counts(name, counts)
+        checked = checked_counts(name, counts)
         if len(checked) != len(files):
             raise ValueError(
                 f"dataset {name!r}: counts has {len(checked)} entries for {len(files)} shards. "
                 "Give one count for each shard, in natural order of the paths."
             )
-        return cls(
-            name=name,
-            shard_counts=checked,
-            shards=tuple(files),
+        store = FileShards(
+            files=tuple(files),
             format=fmt.name,
-            columns=chosen,
-            storage_options=None if storage_options is None else dict(storage_options),
             location=location_of(path),
             staged=any(not is_local(f.path) or fmt.unpacker(f) is not None for f in files),
+            columns=chosen,
+            storage_options=None if storage_options is None else dict(storage_options),
         )
+        return cls(name, checked, store)
 
 
-def _checked_name(name: Any) -> str:
-    if not isinstance(name, str):
-        raise TypeError(f"a dataset's name must be a string; got {name!r}.")
-    if not name:
-        raise ValueError("a dataset's name must not be empty; got ''.")
-    return name
+@dataclass(frozen=True, eq=False)
+class PartShards(ShardStore):
+    """Shards that are parts of another dataset's shards."""
 
+    __module__ = "zephon_jax"
 
-def _checked_columns(name: str, columns: Any, format_name: str) -> tuple[str, ...]:
-    listed = isinstance(columns, Sequence) and not isinstance(columns, (str, bytes))
-    if not listed or not columns or not all(isinstance(column, str) for column in columns):
-        raise ValueError(f"dataset {name!r}: columns must be a list of names; got {columns!r}.")
-    if format_name != "parquet":
-        raise ValueError(
-            f"dataset {name!r}: {format_name} shards have no columns to choose; got columns = "
-            f"{list(columns)}. Leave it out."
-        )
-    return tuple(columns)
+    whole: Dataset
+    rule: SplitRule
+    location: str | None = None
+    files: tuple[File, ...] = ()
+    format: str | None = None
+    staged: bool = False
 
-
-def _checked_counts(name: str, counts: Any, what: str = "counts") -> np.ndarray:
-    """Returns counts as int64 after checking each, without a Python loop over an array."""
-    listed = isinstance(counts, (Sequence, np.ndarray)) and not isinstance(counts, (str, bytes))
-    if not listed:
-        raise TypeError(f"dataset {name!r}: {what} must be a list of integers; got {counts!r}.")
-    if not isinstance(counts, np.ndarray) or counts.dtype == object:
-        for kind in set(map(type, counts)):
-            if kind is bool or not issubclass(kind, (int, np.integer)):
-                shard, bad = next((i, c) for i, c in enumerate(counts) if type(c) is kind)
-                raise TypeError(
-                    f"dataset {name!r}: {what} must be integers; got {bad!r} "
-                    f"of type {kind.__name__} for shard {shard}."
-                )
-        listed_counts: list[Any] = list(counts)
-        kind = object if _is_huge(listed_counts) else np.int64
-        counts = np.asarray(listed_counts, dtype=kind)
-    if counts.ndim != 1:
-        raise ValueError(f"dataset {name!r}: {what} must be flat; got shape {counts.shape}.")
-    if counts.size == 0:
-        raise ValueError(f"dataset {name!r} has no shards; give at least one count.")
-    if counts.dtype.kind not in "iuO":
-        raise TypeError(f"dataset {name!r}: {what} must be integers; got dtype {counts.dtype}.")
-    shard = int(np.argmin(counts))
-    if counts[shard] < 0:
-        raise ValueError(
-            f"dataset {name!r}: {what} must not be negative; got {counts[shard]} for shard {shard}."
-        )
-    # Floats are exact enough to see a total that int64 could not hold.
-    if float(np.sum(counts, dtype=float)) > _MAX_SAMPLES:
-        raise ValueError(f"dataset {name!r} has {what} of more than 2^62 in all.")
-    return counts.astype(np.int64)
-
-
-def _is_huge(counts: Sequence[int]) -> bool:
-    return bool(counts) and max(map(abs, counts)) > _MAX_SAMPLES
-
-
-def _frozen_counts(name: str, counts: np.ndarray) -> np.ndarray:
-    counts = np.array(_checked_counts(name, counts), dtype=np.int64)
-    counts.flags.writeable = False
-    return counts
+    def num_bytes(self, shard_counts: np.ndarray) -> np.ndarray | None:
+        """Those of the whole shards, in proportion to the samples."""
+        del shard_counts
+        whole = self.whole.shard_bytes
+        return None if whole is None else self.rule.share_bytes(whole, self.whole.shard_counts)

@@ -97,11 +97,7 @@ def local_path(path: PathLike) -> str | None:
 def local_stamp(path: str) -> tuple[int, str]:
     """Returns size and stamp of a local file as `list_files` would."""
     status = os.stat(path)
-    return status.st_size, _local_stamp(status)
-
-
-def _local_stamp(status: os.stat_result) -> str:
-    return repr(status.st_mtime)
+    return status.st_size, repr(status.st_mtime)
 
 
 def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
@@ -232,7 +228,7 @@ def _local_file(path: str) -> File:
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path!r} is neither a file nor a folder. Write the data into a file")
-    return File(path, status.st_size, _local_stamp(status))
+    return File(path, status.st_size, repr(status.st_mtime))
 
 
 def _list_remote(path: str, options: Mapping[str, Any] | None) -> tuple[list[File], set[str]]:

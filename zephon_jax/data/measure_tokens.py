@@ -19,6 +19,7 @@ from zephon_jax.data.count_tokens import count_records
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.formats.base import named_error
 from zephon_jax.data.reader import Reader, check_readable, default_reader
+from zephon_jax.data.shard_store import SourceShards
 from zephon_jax.data.token_estimation import RATIO_UNIT, TokenEstimation, shard_costs
 from zephon_jax.kernels.keys import fold, make_key
 from zephon_jax.kernels.permutation import make_grids, permute_rows
@@ -188,9 +189,9 @@ def _sample(
     records = reader.read({dataset_id: dataset}, ids)
     tokens = count_records(tokenizer, field, dataset, ids, records)
     shard_id = int(places[0, 0])
-    physical, physical_id, indices = dataset.locate(shard_id, places[:, 1])
+    physical, physical_id, indices = dataset.resolve(shard_id, places[:, 1])
     shard = (physical.name, physical_id)
-    if physical.source is not None:
+    if isinstance(physical.store, SourceShards):
         count = int(physical.shard_counts[physical_id])
         return _Sampled(tokens, np.ones(len(tokens), dtype=np.int64), shard, count, count)
     try:

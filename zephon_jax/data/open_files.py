@@ -8,10 +8,8 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from zephon_jax.data.cache.stager import Shard, Stager
+from zephon_jax.data.cache.stager import Shard, Stager, default_stager
 from zephon_jax.data.cache.store import FULL_DISK
-from zephon_jax.data.dataset import Dataset
-from zephon_jax.data.files import is_local
 from zephon_jax.data.formats import OpenShard, ShardIndex
 from zephon_jax.data.shard_index import check_unchanged, default_index_store
 
@@ -49,19 +47,23 @@ class OpenFiles:
                     self._handles.pop(key).shard.close()
 
     @contextmanager
-    def opened(self, dataset: Dataset, shard_id: int, stager: Stager) -> Iterator[OpenShard]:
-        """Holds an open shard, and the local copy behind it if there is one."""
-        shard = dataset.shard(shard_id)
-        key = (shard.file, shard.fmt.name, dataset.columns)
-        if is_local(shard.file.path):
+    def opened(self, shard: Shard, stager: Stager | None = None) -> Iterator[OpenShard]:
+        """Holds an open shard, and the local copy behind it if there is one.
+
+        Args:
+          shard: The shard.
+          stager: What makes a local copy; None for the one that this process shares.
+        """
+        key = (shard.file, shard.fmt.name, shard.columns)
+        if shard.file.path.startswith("/"):
             check_unchanged(shard.file)
-        # A copy is held while it is read; between calls it may go.
-        with self._staged(shard, stager) as (path, identity):
+        with ExitStack() as held:
+            path, identity = shard.file.path, None
+            if shard.needs_copy:  # A copy is held while it is read, and may go then.
+                path, identity = self._stage(held, shard, stager or default_stager())
             index = ShardIndex(0)
-            if shard.fmt.keeps_offsets and key not in self._handles:
-                index = default_index_store().index_of(
-                    shard, dataset.location, stager
-                )  # May take a scan.
+            if shard.fmt.keeps_offsets and key not in self._handles:  # May take a scan.
+                index = default_index_store().index_of(shard, shard.location, stager)
             with self._lock:
                 handle = self._handles.pop(key, None)
                 if handle is not None and handle.identity != identity:
@@ -70,8 +72,7 @@ class OpenFiles:
                     handle = None
                 if handle is None:
                     self._close_some()
-                    opened = _open(shard, path, index, dataset, shard_id)
-                    handle = _Handle(opened, path, identity)
+                    handle = _Handle(_open(shard, path, index), path, identity)
                 self._handles[key] = handle  # Last is the most recently used.
                 handle.num_users += 1
             try:
@@ -82,17 +83,14 @@ class OpenFiles:
                     if not handle.num_users and self._handles.get(key) is not handle:
                         handle.shard.close()
 
-    @contextmanager
-    def _staged(self, shard: Shard, stager: Stager) -> Iterator[tuple[str, Hashable]]:
-        with ExitStack() as stack:
-            try:
-                held = stack.enter_context(stager.staged(shard))
-            except OSError as error:
-                if error.errno not in FULL_DISK:
-                    raise
-                self.close()  # A copy that was dropped keeps its room for as long as it is open.
-                held = stack.enter_context(stager.staged(shard))
-            yield held
+    def _stage(self, held: ExitStack, shard: Shard, stager: Stager) -> tuple[str, Hashable]:
+        try:
+            return held.enter_context(stager.staged(shard))
+        except OSError as error:
+            if error.errno not in FULL_DISK:
+                raise
+            self.close()  # A copy that was dropped keeps its room for as long as it is open.
+            return held.enter_context(stager.staged(shard))
 
     def _close_some(self) -> None:
         """Makes room for one more file, and closes files whose copy is gone from the cache."""
@@ -106,13 +104,12 @@ class OpenFiles:
                 self._handles.pop(key).shard.close()
 
 
-def _open(shard: Shard, path: str, index: ShardIndex, dataset: Dataset, shard_id: int) -> OpenShard:
-    opened = shard.fmt.open(path, index, dataset.columns)
-    declared = int(dataset.shard_counts[shard_id])
-    if opened.num_samples != declared:
+def _open(shard: Shard, path: str, index: ShardIndex) -> OpenShard:
+    opened = shard.fmt.open(path, index, shard.columns)
+    if shard.num_samples not in (None, opened.num_samples):
         opened.close()
         raise ValueError(
-            f"the shard holds {opened.num_samples} samples, not the {declared} it was declared "
-            "with. Correct counts=, or build the dataset anew"
+            f"the shard holds {opened.num_samples} samples, not the {shard.num_samples} it was "
+            "declared with. Correct counts=, or build the dataset anew"
         )
     return opened

@@ -2,6 +2,13 @@
 
 One `Reader` serves a whole process: every lane, dataset and thread shares its open files. Which
 records come back, and in which order, depends on nothing but the ids that were asked for.
+
+Ids are permuted on their way. A chunk finds its samples by component and shard, near the order of
+the files, and gives them in its reading order, mixed; a window of that order is what comes here.
+`group_ids` sorts it by place again, because neighbors in a file are read by one call, a row group
+is decoded once and a disk goes forward; the records go back to the places of their ids at the end.
+The order of a window cannot be kept through both: it is cut from the mixed order, to bound the
+bytes in memory, and which ids fall into one window is only known then.
 """
 
 from __future__ import annotations
@@ -10,7 +17,7 @@ import functools
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,16 +25,25 @@ from zephon_jax._process import PerProcess, from_environment
 from zephon_jax.data.cache.stager import Shard, Stager, default_stager
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.formats.base import OpenShard, named_error
-from zephon_jax.data.id_groups import IdGroup, as_ids, group_ids
 from zephon_jax.data.open_files import OpenFiles
+from zephon_jax.data.shard_store import SourceShards
 
-__all__ = ["Reader", "check_readable", "default_reader", "read"]
+__all__ = ["IdGroup", "Reader", "as_ids", "check_readable", "default_reader", "group_ids", "read"]
 
 DEFAULT_OPEN_FILES = 64
 DEFAULT_WINDOW_BYTES = 1 << 26
 
 # Records in a window before it is known how large those of a dataset are.
 _PROBE = 256
+
+
+class IdGroup(NamedTuple):
+    """The samples of one shard in a call, in file order."""
+
+    dataset_id: int
+    shard_id: int
+    # Place in the shard, int64 (n,), sorted.
+    indices: np.ndarray
 
 
 class Reader:
@@ -59,7 +75,7 @@ class Reader:
     @property
     def stager(self) -> Stager:
         """What makes local copies."""
-        return self._stager or default_stager()
+        return self._stager or default_stager()  # The environment may name another folder now.
 
     def read(self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray) -> list[Any]:
         """Returns the records of `sample_ids`, in their order.
@@ -133,12 +149,12 @@ class Reader:
     @contextmanager
     def opened(self, dataset: Dataset, shard_id: int) -> Iterator[OpenShard]:
         """Holds an open shard of a dataset that has files and is no part of another."""
-        with self._files.get().opened(dataset, shard_id, self.stager) as shard:
+        with self._files.get().opened(dataset.shard(shard_id), self._stager) as shard:
             yield shard
 
     def needs_plan(self, datasets_by_id: Mapping[int, Dataset]) -> bool:
         """True if some shards are remote or compressed, so that `plan` has something to do."""
-        return any(dataset.staged for dataset in datasets_by_id.values())
+        return any(dataset.store.staged for dataset in datasets_by_id.values())
 
     def plan(
         self,
@@ -163,7 +179,7 @@ class Reader:
         shards = [
             self._shard_of(datasets_by_id[int(dataset_id)], int(shard_id))
             for dataset_id, shard_id in pairs[np.sort(first)]
-            if datasets_by_id[int(dataset_id)].staged
+            if datasets_by_id[int(dataset_id)].store.staged
         ]
         if shards or self.needs_plan(datasets_by_id):
             self.stager.plan(("plan", owner), shards)
@@ -177,16 +193,18 @@ class Reader:
         self._files.get().close()
 
     def _shard_of(self, dataset: Dataset, shard_id: int) -> Shard:
-        physical, physical_id, _ = dataset.locate(shard_id, np.zeros(0, np.int64))
+        physical, physical_id, _ = dataset.resolve(shard_id, np.zeros(0, np.int64))
         return physical.shard(physical_id)
 
     @contextmanager
-    def _fetching(self, datasets_by_id: Mapping[int, Dataset], groups: Sequence[IdGroup]) -> Any:
+    def _fetching(
+        self, datasets_by_id: Mapping[int, Dataset], groups: Sequence[IdGroup]
+    ) -> Iterator[None]:
         """While a call that needs several copies reads the first, the others are made."""
         shards = [
             self._shard_of(datasets_by_id[group.dataset_id], group.shard_id)
             for group in groups
-            if datasets_by_id[group.dataset_id].staged
+            if datasets_by_id[group.dataset_id].store.staged
         ]
         if len(shards) < 2 or not self.stager.any_missing(shards):
             yield
@@ -200,30 +218,30 @@ class Reader:
 
     def _read_group(self, dataset: Dataset, group: IdGroup) -> Sequence[Any]:
         try:
-            physical, shard_id, indices = dataset.locate(group.shard_id, group.indices)
+            physical, shard_id, indices = dataset.resolve(group.shard_id, group.indices)
             if physical is dataset:
                 return self._read_shard(dataset, shard_id, indices)
+            # The places of a part are spread over its shard by a permutation of their own.
             order = np.argsort(indices, kind="stable")
             found = self._read_shard(physical, shard_id, indices[order])
-            inverse = np.empty_like(order)
-            inverse[order] = np.arange(len(order))
-            return [found[place] for place in inverse.tolist()]
+            return _put_back(found, order)
         except Exception as error:
             raise named_error(error, dataset.describe_shard(group.shard_id)) from error
 
     def _read_shard(self, dataset: Dataset, shard_id: int, indices: np.ndarray) -> Sequence[Any]:
-        if dataset.source is not None:
+        store = dataset.store
+        if isinstance(store, SourceShards):
             first = int(dataset.shard_counts[:shard_id].sum())
-            records = _read_source(dataset, (indices + first).tolist())
+            records = store.read((indices + first).tolist(), dataset.num_samples)
         else:
-            with self._files.get().opened(dataset, shard_id, self.stager) as shard:
+            with self._files.get().opened(dataset.shard(shard_id), self._stager) as shard:
                 records = shard.read(indices)
         if len(records) != len(indices):
             raise ValueError(
                 f"{len(indices)} records from {int(indices[0])} to {int(indices[-1])} were asked"
                 f" for, and {len(records)} came"
             )
-        if dataset.source is None and records and isinstance(records[0], bytes):
+        if store.files and records and isinstance(records[0], bytes):
             self._learn(dataset, shard_id, records)
         return records
 
@@ -247,7 +265,7 @@ class Reader:
             _check_range(dataset, group)
             mine = place[begin : begin + len(group.indices)]
             begin += len(group.indices)
-            physical, shard_id, indices = dataset.locate(group.shard_id, group.indices)
+            physical, shard_id, indices = dataset.resolve(group.shard_id, group.indices)
             known = self._known_sizes(physical, shard_id, indices)
             if known is None:
                 known = np.full(len(mine), _mean_bytes(physical, shard_id))
@@ -260,42 +278,56 @@ class Reader:
         self, dataset: Dataset, shard_id: int, indices: np.ndarray
     ) -> np.ndarray | None:
         """Sizes from the file, where that is here and knows them."""
-        if dataset.source is not None or dataset.format == "array_record":
+        if not dataset.shards or dataset.format == "array_record":
             return None
-        if dataset.staged and self.stager.any_missing([dataset.shard(shard_id)]):
+        if dataset.store.staged and self.stager.any_missing([dataset.shard(shard_id)]):
             return None
         try:
-            with self._files.get().opened(dataset, shard_id, self.stager) as shard:
+            with self._files.get().opened(dataset.shard(shard_id), self._stager) as shard:
                 return shard.num_bytes(indices)
         except Exception as error:
             raise named_error(error, dataset.describe_shard(shard_id)) from error
 
 
-def _read_source(dataset: Dataset, places: list[int]) -> Sequence[Any]:
-    source = dataset.source
-    if len(source) != dataset.num_samples:
-        raise ValueError(
-            f"the source has {len(source)} samples now, not {dataset.num_samples}. "
-            "Build the dataset anew"
-        )
-    for method in ("__getitems__", "_getitems"):
-        read_many = getattr(source, method, None)
-        if read_many is not None:
-            try:
-                found = read_many(places)
-            except Exception as error:
-                where = f"{len(places)} records from {places[0]} to {places[-1]}"
-                raise named_error(error, where) from error
-            if isinstance(found, Mapping):
-                raise ValueError(f"the source's {method} returns columns; it must return records")
-            return list(found)
-    records = []
-    for place in places:
-        try:
-            records.append(source[place])
-        except Exception as error:
-            raise named_error(error, f"record {place}") from error
-    return records
+def as_ids(sample_ids: Any) -> np.ndarray:
+    """Returns sample ids as int64 (n, 3)."""
+    return np.asarray(sample_ids, dtype=np.int64).reshape(-1, 3)
+
+
+def group_ids(sample_ids: np.ndarray) -> tuple[list[IdGroup], np.ndarray | None]:
+    """Sorts ids by place, cuts them by shard, and says where each id went.
+
+    Args:
+      sample_ids: int64 (n, 3).
+
+    Returns:
+      The groups, and the place of each id among all of theirs, int64 (n,); None if none moved.
+
+    Example:
+      >>> groups, place = group_ids(as_ids([(0, 1, 5), (0, 0, 7), (0, 1, 2)]))
+      >>> [(group.shard_id, group.indices.tolist()) for group in groups], place.tolist()
+      ([(0, [7]), (1, [2, 5])], [2, 0, 1])
+    """
+    order = np.lexsort((sample_ids[:, 2], sample_ids[:, 1], sample_ids[:, 0]))
+    places = np.arange(len(order))
+    ids, inverse = sample_ids, None
+    if not np.array_equal(order, places):
+        ids, inverse = sample_ids[order], np.empty_like(places)
+        inverse[order] = places
+    cuts = np.flatnonzero(np.any(ids[1:, :2] != ids[:-1, :2], axis=1)) + 1
+    groups = [
+        IdGroup(int(part[0, 0]), int(part[0, 1]), np.ascontiguousarray(part[:, 2]))
+        for part in np.split(ids, cuts)
+        if len(part)
+    ]
+    return groups, inverse
+
+
+def _put_back(found: Sequence[Any], order: np.ndarray) -> list[Any]:
+    """Returns records that were read in sorted order at the places of their ids."""
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(len(order))
+    return [found[place] for place in inverse.tolist()]
 
 
 def check_readable(
@@ -331,7 +363,7 @@ def _mean_bytes(dataset: Dataset, shard_id: int) -> float:
 
 
 def _check_range(dataset: Dataset, group: IdGroup) -> None:
-    if not 0 <= group.shard_id < dataset.num_shards:
+    if not 0 <= group.shard_id < len(dataset.shard_counts):
         raise ValueError(
             f"dataset {dataset.name!r} has {dataset.num_shards} shards; got shard {group.shard_id}."
         )

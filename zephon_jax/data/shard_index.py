@@ -202,8 +202,8 @@ class IndexStore:
     def _known_counts(self, shards: Sequence[Shard], table: _Table) -> np.ndarray:
         """Samples of each shard, int64, -1 where it has to be scanned."""
         counts = np.full(len(shards), -1, dtype=np.int64)
-        for shard_id, (file, fmt, _) in enumerate(shards):
-            known = self._scanned.get((fmt.name, file)) or table.row_of(file)
+        for shard_id, shard in enumerate(shards):
+            known = self._scanned.get((shard.fmt.name, shard.file)) or table.row_of(shard.file)
             if known is not None:
                 counts[shard_id] = known.num_samples
         return counts
@@ -317,7 +317,7 @@ def check_unchanged(file: File) -> None:
 
 def _scan(shard: Shard, stager: Stager) -> ShardIndex:
     """Scans a shard; a remote one by a few ranges, if that can be."""
-    file, fmt, options = shard
+    file, fmt, options = shard[:3]
     if not is_local(file.path) and fmt.unpacker(file) is None:
         count = fmt.count_remote(file.path, file.size, lambda url: range_reader(url, options))
         if count is not None:

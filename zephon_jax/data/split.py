@@ -16,13 +16,13 @@ import numpy as np
 from zephon_jax.kernels.keys import fold, make_key
 from zephon_jax.kernels.permutation import permute
 
-__all__ = ["Part", "split_samples", "split_shards"]
+__all__ = ["SplitRule", "split_samples", "split_shards"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _ONE = 1 << 30  # Fractions are rounded to this many units.
 
 
-class Part(NamedTuple):
+class SplitRule(NamedTuple):
     """Which samples of a dataset a part of it has."""
 
     __module__ = "zephon_jax"
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     # Key of the permutations, uint32 (2,); None for whole shards.
     key: np.ndarray | None
 
-    def locate(
+    def resolve(
         self, shard_id: int, indices: np.ndarray, whole_counts: np.ndarray
     ) -> tuple[int, np.ndarray]:
         """Returns shard and places in the whole of places in the part."""
@@ -85,7 +85,7 @@ def _bounds(fractions: Mapping[str, float | Fraction]) -> np.ndarray:
 
 def split_samples(
     counts: np.ndarray, fractions: Mapping[str, float | Fraction], seed: int
-) -> dict[str, Part]:
+) -> dict[str, SplitRule]:
     """Gives each part its fraction of every shard's samples, chosen by keyed permutation."""
     bounds = _bounds(fractions)
     key = make_key(seed, "split", "samples")
@@ -96,14 +96,14 @@ def split_samples(
     high, low = np.divmod(counts, _ONE)
     cuts = [high * bound + (low * bound + offset) // _ONE for bound in bounds]
     return {
-        name: Part(shard_ids, stop - start, start, key)
+        name: SplitRule(shard_ids, stop - start, start, key)
         for name, start, stop in zip(fractions, cuts[:-1], cuts[1:], strict=True)
     }
 
 
 def split_shards(
     counts: np.ndarray, fractions: Mapping[str, float | Fraction], seed: int
-) -> dict[str, Part]:
+) -> dict[str, SplitRule]:
     """Gives each part whole shards, about its fraction of the samples.
 
     Raises:
@@ -124,5 +124,5 @@ def split_shards(
                 f"part {name!r} gets none of the {num_shards} shards. Split by='sample', or give "
                 "it a larger fraction."
             )
-        parts[name] = Part(mine, counts[mine], np.zeros(len(mine), np.int64), None)
+        parts[name] = SplitRule(mine, counts[mine], np.zeros(len(mine), np.int64), None)
     return parts

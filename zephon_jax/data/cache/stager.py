@@ -36,6 +36,14 @@ class Shard(NamedTuple):
     file: File
     fmt: ShardFormat
     storage_options: Mapping[str, Any] | None = None
+    # Columns to read, for formats that have columns; None for all.
+    columns: tuple[str, ...] | None = None
+    # The place of the data, which names the index file.
+    location: str | None = None
+    # Samples that it was declared or counted with; None before they are counted.
+    num_samples: int | None = None
+    # False if it is local and not compressed, so that it is read where it is.
+    needs_copy: bool = True
 
 
 class Stager:
@@ -58,8 +66,8 @@ class Stager:
 
     def entries(self, shard: Shard) -> list[Entry]:
         """Returns the copies that reading a shard takes, the shard itself first."""
-        file, fmt, options = shard
-        unpack = fmt.unpacker(file)
+        file, options = shard.file, shard.storage_options
+        unpack = shard.fmt.unpacker(file)
         if unpack is not None:
             return [self._unpacked(shard, unpack)]
         if is_local(file.path):
@@ -108,7 +116,7 @@ class Stager:
         self._pool.get().close()
 
     def _unpacked(self, shard: Shard, unpack: Callable[[str, str], None]) -> Entry:
-        file, _, options = shard
+        file, options = shard.file, shard.storage_options
         name = _name(file, "plain")
 
         def make(target: str, ahead: bool = False) -> None:

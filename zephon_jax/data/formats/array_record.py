@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax.data.files import File
-from zephon_jax.data.formats.base import FetchRange, OpenShard, ShardIndex
+from zephon_jax.data.formats.base import FetchRange, OpenShard, ShardFormat, ShardIndex
 from zephon_jax.data.formats.riegeli import data_bytes
 
 __all__ = ["ARRAY_RECORD", "ArrayRecordFormat"]
@@ -40,10 +39,8 @@ def _open_reader(path: str) -> Any:
     return reader
 
 
-class ArrayRecordShard:
+class ArrayRecordShard(OpenShard):
     """An open ArrayRecord file."""
-
-    num_files = 1
 
     def __init__(self, path: str):
         self._path = path
@@ -53,9 +50,6 @@ class ArrayRecordShard:
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns the records as `bytes`, with one call for all of them."""
         return self._reader.read(indices.tolist())
-
-    def num_bytes(self, indices: np.ndarray) -> None:
-        """Not known before reading."""
 
     def measure_bytes(
         self, indices: np.ndarray, records: Sequence[Any], field: str | None
@@ -70,13 +64,12 @@ class ArrayRecordShard:
         self._reader.close()
 
 
-class ArrayRecordFormat:
+class ArrayRecordFormat(ShardFormat):
     """ArrayRecord files of any group size."""
 
     name = "array_record"
     suffixes = (".array_record", ".arrayrecord", ".arecord")
     magics = (bytes.fromhex("83af70d10d884a3f"),)
-    keeps_offsets = False
 
     def scan(self, path: str) -> ShardIndex:
         """Counts by the footer, which also tells an empty file from a cut one."""
@@ -102,12 +95,6 @@ class ArrayRecordFormat:
                     if tail == size or tail >= _MAX_TAIL_BYTES:
                         raise
             tail = min(size, tail * 16)
-
-    def companion(self, path: str) -> None:
-        """One file is all."""
-
-    def unpacker(self, file: File) -> None:
-        """Files are read as they are."""
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
         """Opens a file; `columns` does not apply."""

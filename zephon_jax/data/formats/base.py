@@ -2,27 +2,30 @@
 
 A format is a module-level object with three jobs: count the samples of a file without reading
 their payloads, open a file, and read many records of it in one call. It opens local files only;
-remote shards are brought to a local cache first.
+remote shards are brought to a local cache first. A new format is a module with a `ShardFormat` and
+an `OpenShard`, and one entry in `FORMATS`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax._process import PerProcess
+from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.data.files import File
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "BLOCKS",
     "BYTE_ORDER_MARK",
     "GZIP_MAGIC",
     "ZSTD_MAGIC",
-    "BlockCache",
+    "Block",
     "FetchRange",
     "OpenShard",
     "ShardFormat",
@@ -67,27 +70,19 @@ class ShardIndex(NamedTuple):
     offsets: np.ndarray | None = None
 
 
-class OpenShard(Protocol):
+class OpenShard(ABC):
     """A shard that is ready to be read. Calls may come from several threads."""
 
-    @property
-    def num_files(self) -> int:
-        """File descriptors that it holds."""
-        ...
+    # File descriptors that it holds.
+    num_files = 1
+    # Samples in the open file, as far as the file itself says.
+    num_samples: int
 
-    @property
-    def num_samples(self) -> int:
-        """Samples in the open file, as far as the file itself says."""
-        ...
-
+    @abstractmethod
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns the records at `indices` (int64, sorted, repeats allowed) in that order."""
-        ...
 
-    def num_bytes(self, indices: np.ndarray) -> np.ndarray | None:
-        """Bytes of each record, int64, or None where only their mean is known."""
-        ...
-
+    @abstractmethod
     def measure_bytes(
         self, indices: np.ndarray, records: Sequence[Any], field: str | None
     ) -> tuple[np.ndarray, int]:
@@ -101,43 +96,44 @@ class OpenShard(Protocol):
         Returns:
           int64 (n,), and an int that may be an estimate.
         """
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Gives the file handle back. The shard is not read again."""
-        ...
+
+    def num_bytes(self, indices: np.ndarray) -> np.ndarray | None:
+        """Bytes of each record, int64; None where they are not known before it is read."""
+        del indices
+        return None
 
 
-class ShardFormat(Protocol):
-    """One file format. Implementations hold no state, so they pickle by name."""
+class ShardFormat(ABC):
+    """One file format. Implementations hold no state, so they pickle by name.
 
-    @property
-    def name(self) -> str:
-        """The word that `format=` takes."""
-        ...
+    A format says its name and suffixes, counts with `scan` and opens files; the rest has defaults
+    for files that stand alone, are read as they are and have to be seen whole to be counted.
+    """
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """File name endings, lower case."""
-        ...
+    # The word that `format=` takes.
+    name: str
+    # File name endings, lower case.
+    suffixes: tuple[str, ...]
+    # First bytes of a file that tell the format, where it has any.
+    magics: tuple[bytes, ...] = ()
+    # True if opening a file takes offsets that a scan has found.
+    keeps_offsets = False
 
-    @property
-    def magics(self) -> tuple[bytes, ...]:
-        """First bytes of a file that tell the format, where it has any."""
-        ...
-
-    @property
-    def keeps_offsets(self) -> bool:
-        """True if opening a file takes offsets that a scan has found."""
-        ...
-
+    @abstractmethod
     def scan(self, path: str) -> ShardIndex:
         """Counts the samples of a local, unpacked file.
 
         Raises:
           ValueError: If the file is cut short or is not of this format.
         """
-        ...
+
+    @abstractmethod
+    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
+        """Opens a local, unpacked file whose index is known."""
 
     def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int | None:
         """Counts by a few byte ranges; None where the whole file has to be seen.
@@ -147,61 +143,32 @@ class ShardFormat(Protocol):
           size: Its bytes.
           fetch: Returns the range reader of a URL.
         """
-        ...
+        del path, size, fetch
+        return None
 
     def companion(self, path: str) -> str | None:
         """Path of a second file without which the shard cannot be read."""
-        ...
+        del path
+        return None
 
     def unpacker(self, file: File) -> Callable[[str, str], None] | None:
         """Returns what unpacks a source into an existing target, None for files read as is."""
-        ...
-
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
-        """Opens a local, unpacked file whose index is known."""
-        ...
+        del file
+        return None
 
 
-class BlockCache:
-    """Decoded blocks of open shards, bounded in bytes for the whole process.
+class Block(NamedTuple):
+    """A decoded part of a shard."""
 
-    A block (a Parquet row group) holds more samples than one call asks for. Without a cache it
-    would be decoded again for each call; with one per file, memory would have no bound. The block
-    that was put last stays, however large.
-    """
-
-    def __init__(self, max_bytes: int = 1 << 24):
-        self.max_bytes = max_bytes
-        self._blocks: OrderedDict[Any, tuple[Any, int]] = OrderedDict()
-        self._held = 0
-        self._lock = threading.Lock()
-
-    def get(self, key: Any) -> Any | None:
-        """Returns the block, None if it is not held."""
-        with self._lock:
-            if key not in self._blocks:
-                return None
-            self._blocks.move_to_end(key)
-            return self._blocks[key][0]
-
-    def put(self, key: Any, block: Any, num_bytes: int) -> None:
-        """Holds a block and drops the least recently used ones beyond the bound."""
-        with self._lock:
-            self._drop(key)
-            self._blocks[key] = (block, num_bytes)
-            self._held += num_bytes
-            while self._held > self.max_bytes and len(self._blocks) > 1:
-                self._drop(next(iter(self._blocks)))
-
-    def forget(self, owner: Any) -> None:
-        """Drops all blocks whose key starts with `owner`."""
-        with self._lock:
-            for key in [key for key in self._blocks if key[0] is owner]:
-                self._drop(key)
-
-    def _drop(self, key: Any) -> None:
-        _, num_bytes = self._blocks.pop(key, (None, 0))
-        self._held -= num_bytes
+    rows: pa.Table
+    num_bytes: int
 
 
-BLOCKS = PerProcess(BlockCache)
+def _num_bytes(block: Block) -> int:
+    return block.num_bytes
+
+
+# Decoded blocks of open shards by shard and number, bounded for the whole process. A block (a
+# Parquet row group) holds more samples than one call asks for: without a cache it would be decoded
+# again for each call; with one for each file, memory would have no bound.
+BLOCKS: BoundedCache[tuple[object, int], Block] = BoundedCache(1 << 24, _num_bytes)

@@ -20,8 +20,8 @@ from zephon_jax.data.formats.base import (
     BYTE_ORDER_MARK,
     GZIP_MAGIC,
     ZSTD_MAGIC,
-    FetchRange,
     OpenShard,
+    ShardFormat,
     ShardIndex,
 )
 
@@ -115,10 +115,8 @@ def _runs(first: np.ndarray, last: np.ndarray) -> list[tuple[int, int]]:
     return groups
 
 
-class JsonlShard:
+class JsonlShard(OpenShard):
     """An open JSON Lines file."""
-
-    num_files = 1
 
     def __init__(self, path: str, offsets: np.ndarray):
         import orjson
@@ -276,7 +274,7 @@ def _is_packed(file: File) -> bool:
         return opened.read(4).startswith((GZIP_MAGIC, ZSTD_MAGIC))
 
 
-class JsonlFormat:
+class JsonlFormat(ShardFormat):
     """JSON Lines files, plain or compressed with gzip or zstd.
 
     A compressed file cannot be entered in its middle, so it is unpacked into the local cache. Its
@@ -300,12 +298,6 @@ class JsonlFormat:
                 )
         offsets = line_offsets(path)
         return ShardIndex(len(offsets) - 1, offsets)
-
-    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> None:
-        """Lines can only be counted by seeing all of them."""
-
-    def companion(self, path: str) -> None:
-        """One file is all."""
 
     def unpacker(self, file: File) -> Callable[[str, str], None] | None:
         """Tells by the suffix, else by the first bytes of a local file, if it is compressed."""

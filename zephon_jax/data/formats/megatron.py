@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zephon_jax.data.files import File
-from zephon_jax.data.formats.base import FetchRange, OpenShard, ShardIndex
+from zephon_jax.data.formats.base import FetchRange, OpenShard, ShardFormat, ShardIndex
 
 __all__ = ["MEGATRON", "MegatronFormat"]
 
@@ -66,7 +65,7 @@ def _map_file(path: str) -> mmap.mmap:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
-class MegatronShard:
+class MegatronShard(OpenShard):
     """An open pair of files."""
 
     num_files = 2
@@ -141,13 +140,11 @@ class MegatronShard:
         self._map = b""
 
 
-class MegatronFormat:
+class MegatronFormat(ShardFormat):
     """Pairs of `.bin` and `.idx` files, named by the `.bin` file."""
 
     name = "megatron"
     suffixes = (".bin",)
-    magics = ()
-    keeps_offsets = False
 
     def scan(self, path: str) -> ShardIndex:
         """Reads the number of sequences from the head of the `.idx` file."""
@@ -162,9 +159,6 @@ class MegatronFormat:
     def companion(self, path: str) -> str:
         """The `.idx` file."""
         return _index_path(path)
-
-    def unpacker(self, file: File) -> None:
-        """Files are read as they are."""
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
         """Opens both files; `columns` does not apply."""

@@ -6,12 +6,22 @@ import io
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from zephon_jax.data.files import File
-from zephon_jax.data.formats.base import BLOCKS, FetchRange, OpenShard, ShardIndex
+from zephon_jax.data.formats.base import (
+    BLOCKS,
+    Block,
+    FetchRange,
+    OpenShard,
+    ShardFormat,
+    ShardIndex,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 __all__ = ["PARQUET", "ParquetFormat"]
 
@@ -44,7 +54,9 @@ class _RangeFile(io.RawIOBase):
         return len(data)
 
 
-def _open_file(source: Any, metadata: Any = None) -> Any:
+def _open_file(
+    source: BinaryIO | io.RawIOBase, metadata: pq.FileMetaData | None = None
+) -> pq.ParquetFile:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -61,7 +73,7 @@ def _is_of_system(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno is not None
 
 
-class ParquetShard:
+class ParquetShard(OpenShard):
     """What a Parquet file's footer says.
 
     The file is open only while a row group is decoded: a `ParquetFile` holds on to the buffers of
@@ -107,23 +119,20 @@ class ParquetShard:
             rows += _rows(self._row_group(group), part - self._bounds[group])
         return rows
 
-    def _row_group(self, group: int) -> Any:
+    def _row_group(self, group: int) -> pa.Table:
         key = (self._owner, group)
         with self._lock:
-            table = BLOCKS.get().get(key)
-            if table is None:
-                table = self._decode(group)
-                BLOCKS.get().put(key, table, table.nbytes)
-        return table
+            return BLOCKS.get_or_make(key, lambda: self._decode(group)).rows
 
-    def _decode(self, group: int) -> Any:
+    def _decode(self, group: int) -> Block:
         import pyarrow as pa
 
         try:
             with open(self._path, "rb") as source:
                 file = _open_file(source, self._metadata)
                 # Arrow's threads would each hold buffers of their own until their next task.
-                return file.read_row_group(group, columns=self._columns, use_threads=False)
+                rows = file.read_row_group(group, columns=self._columns, use_threads=False)
+                return Block(rows, rows.nbytes)
         except (pa.ArrowException, OSError) as error:
             if _is_of_system(error):
                 raise
@@ -159,15 +168,15 @@ class ParquetShard:
 
     def close(self) -> None:
         """Drops the decoded row groups."""
-        BLOCKS.get().forget(self._owner)
+        BLOCKS.forget(lambda key: key[0] is self._owner)
 
 
-def _stored_bytes(group: Any) -> int:
+def _stored_bytes(group: pq.RowGroupMetaData) -> int:
     """Bytes that a row group takes in the file."""
     return sum(group.column(c).total_compressed_size for c in range(group.num_columns))
 
 
-def _value_bytes(column: Any) -> np.ndarray:
+def _value_bytes(column: pa.ChunkedArray) -> np.ndarray:
     """Bytes of each value of a column, int64; the mean where values are not text or lists."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -188,20 +197,19 @@ def _value_bytes(column: Any) -> np.ndarray:
     return sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _rows(table: Any, places: np.ndarray) -> list[dict[str, Any]]:
+def _rows(table: pa.Table, places: np.ndarray) -> list[dict[str, Any]]:
     first, last = int(places[0]), int(places[-1])
     if last - first == len(places) - 1 and np.all(np.diff(places) == 1):
         return table.slice(first, len(places)).to_pylist()
     return table.take(places).to_pylist()
 
 
-class ParquetFormat:
+class ParquetFormat(ShardFormat):
     """Parquet files."""
 
     name = "parquet"
     suffixes = (".parquet", ".pq")
     magics = (b"PAR1",)
-    keeps_offsets = False
 
     def scan(self, path: str) -> ShardIndex:
         """Counts by the footer."""
@@ -211,12 +219,6 @@ class ParquetFormat:
     def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
         """Counts by the footer, which pyarrow finds in the last 64 KiB or asks for."""
         return int(_open_file(_RangeFile(fetch(path), size)).metadata.num_rows)
-
-    def companion(self, path: str) -> None:
-        """One file is all."""
-
-    def unpacker(self, file: File) -> None:
-        """Files are read as they are."""
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
         """Opens a file to read some or all columns."""

@@ -1,0 +1,87 @@
+"""Checks of what a dataset is built with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["checked_columns", "checked_counts", "checked_name", "frozen_counts"]
+
+_MAX_SAMPLES = 1 << 62
+
+
+def checked_name(name: object) -> str:
+    """Returns the name of a dataset.
+
+    Raises:
+      TypeError: If it is not a string.
+      ValueError: If it is empty.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a dataset's name must be a string; got {name!r}.")
+    if not name:
+        raise ValueError("a dataset's name must not be empty; got ''.")
+    return name
+
+
+def checked_columns(name: str, columns: Any, format_name: str) -> tuple[str, ...]:
+    """Returns the columns to read.
+
+    Raises:
+      ValueError: If they are no list of names, or shards of this format have no columns.
+    """
+    listed = isinstance(columns, Sequence) and not isinstance(columns, (str, bytes))
+    if not listed or not columns or not all(isinstance(column, str) for column in columns):
+        raise ValueError(f"dataset {name!r}: columns must be a list of names; got {columns!r}.")
+    if format_name != "parquet":
+        raise ValueError(
+            f"dataset {name!r}: {format_name} shards have no columns to choose; got columns = "
+            f"{list(columns)}. Leave it out."
+        )
+    return tuple(columns)
+
+
+def checked_counts(name: str, counts: Any, what: str = "counts") -> np.ndarray:
+    """Returns counts as int64 after checking each, without a Python loop over an array."""
+    listed = isinstance(counts, (Sequence, np.ndarray)) and not isinstance(counts, (str, bytes))
+    if not listed:
+        raise TypeError(f"dataset {name!r}: {what} must be a list of integers; got {counts!r}.")
+    if not isinstance(counts, np.ndarray) or counts.dtype == object:
+        for kind in set(map(type, counts)):
+            if kind is bool or not issubclass(kind, (int, np.integer)):
+                shard, bad = next((i, c) for i, c in enumerate(counts) if type(c) is kind)
+                raise TypeError(
+                    f"dataset {name!r}: {what} must be integers; got {bad!r} "
+                    f"of type {kind.__name__} for shard {shard}."
+                )
+        listed_counts: list[Any] = list(counts)
+        kind = object if _is_huge(listed_counts) else np.int64
+        counts = np.asarray(listed_counts, dtype=kind)
+    if counts.ndim != 1:
+        raise ValueError(f"dataset {name!r}: {what} must be flat; got shape {counts.shape}.")
+    if counts.size == 0:
+        raise ValueError(f"dataset {name!r} has no shards; give at least one count.")
+    if counts.dtype.kind not in "iuO":
+        raise TypeError(f"dataset {name!r}: {what} must be integers; got dtype {counts.dtype}.")
+    shard = int(np.argmin(counts))
+    if counts[shard] < 0:
+        raise ValueError(
+            f"dataset {name!r}: {what} must not be negative; got {counts[shard]} for shard {shard}."
+        )
+    # Floats are exact enough to see a total that int64 could not hold.
+    if float(np.sum(counts, dtype=float)) > _MAX_SAMPLES:
+        raise ValueError(f"dataset {name!r} has {what} of more than 2^62 in all.")
+    return counts.astype(np.int64)
+
+
+def _is_huge(counts: Sequence[int]) -> bool:
+    return bool(counts) and max(map(abs, counts)) > _MAX_SAMPLES
+
+
+def frozen_counts(name: str, counts: np.ndarray) -> np.ndarray:
+    """Returns a checked copy that cannot be written to."""
+    counts = np.array(checked_counts(name, counts), dtype=np.int64)
+    counts.flags.writeable = False
+    return counts
