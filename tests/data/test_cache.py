@@ -43,13 +43,16 @@ def test_copies_are_made_once(tmp_path):
 
 
 def test_oldest_use_goes_first(tmp_path):
-    cache = ShardCache(tmp_path, 30)
-    for name in "abc":
+    cache = ShardCache(tmp_path, 100)
+    for name in "abcdefghij":  # No folder lists all of them in the order of their use.
         use(cache, name)
         time.sleep(0.01)
-    use(cache, "a")
-    use(cache, "d")
-    assert cache.held() == ["a", "c", "d"]
+    for name in "gbi":
+        use(cache, name)
+        time.sleep(0.01)
+    for number, left in enumerate(["acdefhjgbi"[n:] for n in range(1, 8)]):
+        use(cache, f"{number}")
+        assert "".join(cache.held()).strip("0123456") == "".join(sorted(left))
 
 
 def test_farthest_next_use_goes_first(tmp_path):

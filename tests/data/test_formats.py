@@ -4,6 +4,8 @@ import gzip
 import json
 import re
 import struct
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -299,3 +301,81 @@ def test_unpacked_copies_stay_in_budget(tmp_path):
         assert len(reader.read({0: dataset}, ids_of(5, 99, shard=shard))) == 2
         assert stager.cache.num_bytes() <= 250_000
     reader.close()
+
+
+def test_lines_of_white_space_are_blank(tmp_path):
+    """Case 65, whatever their length."""
+    path = tmp_path / "a.jsonl"
+    for blank in (b" ", b"\t \r", b" " * 9000):
+        path.write_bytes(b"\n".join([blank, b"1", blank, blank, b" 2 ", blank, b"3", blank]))
+        dataset = Dataset.from_path("a", path)
+        assert dataset.num_samples == 3
+        assert read({0: dataset}, ids_of(2, 0, 1)) == [3, 1, 2]
+
+
+def test_megatron_pairs_that_disagree_in_size(tmp_path):
+    """Case 73: an index says uint16 of a file that holds int32."""
+    write_megatron(tmp_path / "a", [[1, 2, 3], [4]])
+    (tmp_path / "a.bin").write_bytes(np.array([1, 2, 3, 4], np.int32).tobytes())
+    with pytest.raises(ValueError, match=r"'a', shard 0 .*describes 8 bytes of uint16.*has 16"):
+        Dataset.from_path("a", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "word"),
+    [
+        (pa.ArrowMemoryError("malloc of size 1 failed"), MemoryError, "malloc"),
+        (MemoryError(), MemoryError, "shard 0"),
+        (pa.ArrowInvalid("bad page"), ValueError, "corrupted"),
+    ],
+)
+def test_parquet_errors_keep_their_kind(tmp_path, table, monkeypatch, error, kind, word):
+    """Case 71."""
+    pq.write_table(table, tmp_path / "a.parquet")
+    dataset = Dataset.from_path("a", tmp_path)
+
+    def fail(*args, **kwargs):
+        raise error
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", fail)
+    with pytest.raises(kind, match=rf"'a', shard 0 .*{word}" if word != "shard 0" else word):
+        read({0: dataset}, ids_of(1))
+
+
+@pytest.mark.parametrize("pieces", [True, False])
+def test_parquet_that_cannot_be_read_in_one_piece(tmp_path, monkeypatch, pieces):
+    """Case 70, where nested text is above 2 GiB; and case 71, of a codec that is not there."""
+    nested = pa.table({"n": [{"text": str(n)} for n in range(10_000)]})
+    pq.write_table(nested, tmp_path / "a.parquet")
+    dataset = Dataset.from_path("a", tmp_path)
+
+    def refuse(*args, **kwargs):
+        raise pa.ArrowNotImplementedError("not here")
+
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", refuse)
+    if pieces:
+        assert read({0: dataset}, ids_of(9999, 5)) == [
+            {"n": {"text": "9999"}},
+            {"n": {"text": "5"}},
+        ]
+        return
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", refuse)
+    with pytest.raises(ValueError, match="cannot be read by this pyarrow"):
+        read({0: dataset}, ids_of(1))
+
+
+READ_AND_END = """
+import sys, zephon_jax as zx
+from zephon_jax.data.reader import read
+assert read({0: zx.Dataset.from_path("a", sys.argv[1])}, [[0, 0, 5]])
+"""
+
+
+@pytest.mark.parametrize("num_runs", [5, pytest.param(50, marks=pytest.mark.slow)])
+def test_programs_that_read_a_parquet_record_end_well(tmp_path, table, num_runs):
+    """Case 84: a thread of Arrow's that held an object of Python's aborted most of them."""
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    command = [sys.executable, "-c", READ_AND_END, str(tmp_path)]
+    for _ in range(num_runs):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stderr) == (0, "")

@@ -143,18 +143,30 @@ def test_byte_order_mark(tmp_path, ending):
     assert read_all(dataset) == [{"n": 1}, 2, 3]
 
 
-BREAKS = [b"", b"\n", b"\r\n", b"\n\r\n", b"\r\r\n", b"\r", b"\r\r", b" ", b" \n", b"\r\n\r"]
+BREAKS = [
+    b"",
+    b"\n",
+    b"\r\n",
+    b"\n\r\n",
+    b"\r\r\n",
+    b"\r",
+    b"\r\r",
+    b" ",
+    b" \n",
+    b"\r\n\r",
+    b"\t  \n \n",
+]
 
 
 @pytest.mark.parametrize("scan_bytes", [1, 2, 5, 1 << 20])
 @pytest.mark.parametrize("ending", [b'{"a": 1}\n', b'{"a": 1}', b""])
 @pytest.mark.parametrize("begin", BREAKS)
 def test_a_byte_order_mark_changes_no_lines(tmp_path, monkeypatch, begin, ending, scan_bytes):
-    """A line is blank that holds no more than its LF or CR LF, with the mark and without."""
+    """A line is blank that holds no more than white space, with the mark and without."""
     monkeypatch.setattr(jsonl, "_SCAN_BYTES", scan_bytes)
     path, body = tmp_path / "a.jsonl", begin + ending
     *ended, last = body.split(b"\n")
-    lines = [line + b"\n" for line in ended if line not in (b"", b"\r")] + [last] * bool(last)
+    lines = [line + b"\n" for line in ended if line.strip()] + [last] * bool(last.strip())
     for head in (b"", b"\xef\xbb\xbf"):
         path.write_bytes(head + body)
         offsets = jsonl.line_offsets(str(path)).tolist()

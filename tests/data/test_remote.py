@@ -342,16 +342,19 @@ def test_lane_names_an_object_that_is_gone(server, bucket):
 
 
 def test_second_file_of_a_remote_pair(server, bucket, stager):
-    head = b"MMIDIDX\0\0" + bytes([1, *[0] * 7, 8, 1, *[0] * 7, 1, *[0] * 7])
     put(bucket, "x.bin", np.arange(4, dtype="<u2").tobytes())
-    index_of_length = [head + np.array([n, 0, 0], "<i4").tobytes() + bytes(8) for n in range(5)]
-    put(bucket, "x.idx", index_of_length[3])
+    one = [1, *[0] * 7]  # version, sequences and documents
+    uint16, int32 = (
+        b"MMIDIDX\0\0" + bytes([*one, code, *one, *one, n]) + bytes(11 + 8)
+        for code, n in ((8, 4), (4, 2))
+    )
+    put(bucket, "x.idx", uint16)
     reader = Reader(stager=stager)
     old = open_remote(server, bucket)
-    assert reader.read({0: old}, ids((0, 0)))[0].tolist() == [0, 1, 2]
-    put(bucket, "x.idx", index_of_length[4])
+    assert reader.read({0: old}, ids((0, 0)))[0].tolist() == [0, 1, 2, 3]
+    put(bucket, "x.idx", int32)
     new = open_remote(server, bucket)
-    assert reader.read({0: new}, ids((0, 0)))[0].tolist() == [0, 1, 2, 3]
+    assert reader.read({0: new}, ids((0, 0)))[0].tolist() == [1 << 16, (3 << 16) + 2]
     bucket[0].rm(f"s3://{bucket[1]}/x.idx")
     with pytest.raises(FileNotFoundError, match=r"'far', shard 0 .*x.idx does not exist"):
         open_remote(server, bucket)

@@ -284,7 +284,7 @@ def test_dropped_lanes_wait_for_no_lock(tmp_path):
         iterator._ahead.result()
         assert ahead._plans
         del iterator
-        with ahead._changed, stager.cache._plans._lock:
+        with ahead._changed, stager.cache.plans._lock:
             collector = threading.Thread(target=gc.collect, daemon=True)
             collector.start()
             collector.join(20)

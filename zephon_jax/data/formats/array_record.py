@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from zephon_jax.data.formats.base import FetchRange, OpenShard, ShardFormat, ShardIndex
+from zephon_jax.data.formats.base import (
+    FetchRange,
+    OpenShard,
+    ShardFormat,
+    ShardIndex,
+    file_with_tail,
+)
 from zephon_jax.data.formats.riegeli import data_bytes
 
 __all__ = ["ARRAY_RECORD", "ArrayRecordFormat"]
@@ -83,13 +88,9 @@ class ArrayRecordFormat(ShardFormat):
         read = fetch(path)
         tail = min(size, _TAIL_BYTES)
         while True:
-            with tempfile.NamedTemporaryFile(suffix=".array_record") as file:
-                file.truncate(size)
-                file.seek(size - tail)
-                file.write(read(size - tail, size))
-                file.flush()
+            with file_with_tail(read(size - tail, size), size, ".array_record") as name:
                 try:
-                    return self.scan(file.name).num_samples
+                    return self.scan(name).num_samples
                 except ValueError:
                     # The footer grows with the number of chunks, so it may begin further ahead.
                     if tail == size or tail >= _MAX_TAIL_BYTES:

@@ -8,8 +8,10 @@ an `OpenShard`, and one entry in `FORMATS`.
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -30,6 +32,7 @@ __all__ = [
     "OpenShard",
     "ShardFormat",
     "ShardIndex",
+    "file_with_tail",
     "named_error",
 ]
 
@@ -47,8 +50,10 @@ def named_error(error: Exception, where: str) -> Exception:
     """Returns an error of a built-in kind that says where the other one happened.
 
     Errors of the operating system and of a network keep their kind, so that callers can tell a
-    missing file from a forbidden one; everything else is bad data.
+    missing file from a forbidden one, and so does a lack of memory; everything else is bad data.
     """
+    if isinstance(error, MemoryError):
+        return MemoryError(": ".join(filter(None, [where, str(error)])))
     if not isinstance(error, OSError):
         kind = "" if type(error) is ValueError else type(error).__name__
         text = ": ".join(filter(None, [kind, str(error).removesuffix(".")]))
@@ -59,6 +64,17 @@ def named_error(error: Exception, where: str) -> Exception:
     if error.filename is not None and str(error.filename) not in where:
         text += f" ({error.filename})"
     return kind(error.errno, f"{where}: {text}") if error.errno else kind(f"{where}: {text}")
+
+
+@contextmanager
+def file_with_tail(tail: bytes, size: int, suffix: str) -> Iterator[str]:
+    """Makes a sparse local file of a remote one's size and end, to find a footer in."""
+    with tempfile.NamedTemporaryFile(suffix=suffix) as file:
+        file.truncate(size)
+        file.seek(size - len(tail))
+        file.write(tail)
+        file.flush()
+        yield file.name
 
 
 class ShardIndex(NamedTuple):

@@ -40,6 +40,8 @@ _BATCH = 256
 _EXACT_TYPES = frozenset({str, int, bool, type(None)})
 # Makes one of all digits, and blanks of all else.
 _DIGITS = bytes(ord("0" if chr(byte).isdecimal() else " ") for byte in range(256))
+_WHITE = b" \t\r\n"
+_IS_WHITE = np.isin(np.arange(256), list(_WHITE))
 _LONG_NUMBER = b"0" * 19  # All of fewer digits fit 64 bits.
 
 
@@ -64,10 +66,10 @@ def line_offsets(path: str) -> np.ndarray:
       path: A local, uncompressed file.
 
     Returns:
-      int64 (number of lines + 1,). Blank lines belong to the line before them, and a byte order
-      mark to no line.
+      int64 (number of lines + 1,). Lines of white space are blank. They belong to the line before
+      them, and a byte order mark to no line.
     """
-    starts, size, last_byte = [], 0, b""
+    starts, size = [], 0
     with open(path, "rb", buffering=0) as file:
         marked = os.pread(file.fileno(), len(BYTE_ORDER_MARK), 0) == BYTE_ORDER_MARK
         previous_end = len(BYTE_ORDER_MARK) if marked else 0  # Where the next line begins.
@@ -76,25 +78,35 @@ def line_offsets(path: str) -> np.ndarray:
             ends = np.flatnonzero(codes == 10) + (size + 1)
             if len(ends):
                 begins = np.concatenate([[previous_end], ends[:-1]])
-                starts.append(begins[_is_not_blank(begins, ends, last_byte + block, size)])
+                starts.append(begins[_are_filled(begins, ends, codes, size, file.fileno())])
                 previous_end = int(ends[-1])
             size += len(block)
-            last_byte = block[-1:]
-    tail = [previous_end] if size > previous_end else []
+        tail = [] if _is_blank(file.fileno(), previous_end, size) else [previous_end]
     return np.concatenate([*starts, tail, [size]]).astype(np.int64)
 
 
-def _is_not_blank(begins: np.ndarray, ends: np.ndarray, data: bytes, base: int) -> np.ndarray:
-    """True for lines that hold more than a line break (LF or CR LF).
-
-    `data` ends with the block at file offset `base`, after the last byte before it if there is one.
-    """
+def _are_filled(
+    begins: np.ndarray, ends: np.ndarray, codes: np.ndarray, base: int, fd: int
+) -> np.ndarray:
+    """True for lines that hold more than white space, given the block at file offset `base`."""
     length = ends - begins
-    keep = length > 1
-    for line in np.flatnonzero(length == 2).tolist():
-        # The first of two bytes may be the last one of the block before.
-        keep[line] = data[begins[line] - base + bool(base)] != 13
-    return keep
+    # The first line may begin in an earlier block.
+    white = _IS_WHITE[codes[np.maximum(begins - base, 0)]] | (begins < base)
+    filled = length > 1
+    filled[white & (length == 2) & (begins >= base)] = False  # CR LF
+    for line in np.flatnonzero(white & filled).tolist():
+        filled[line] = not _is_blank(fd, int(begins[line]), int(ends[line]))
+    return filled
+
+
+def _is_blank(fd: int, start: int, stop: int) -> bool:
+    """True if bytes [start, stop) of a file are white space."""
+    while start < stop:
+        data = os.pread(fd, min(stop - start, _GAP_BYTES), start)
+        if not data or data.strip(_WHITE):
+            return not data
+        start += len(data)
+    return True
 
 
 def _runs(first: np.ndarray, last: np.ndarray) -> list[tuple[int, int]]:

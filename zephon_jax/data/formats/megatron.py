@@ -74,14 +74,30 @@ class MegatronShard(OpenShard):
         self._dtype, self.num_samples = _read_header(path)
         self._lengths, self._pointers = self._map_index(_index_path(path))
         size = os.path.getsize(path)
-        if self.num_samples:
-            last = int(self._pointers[-1]) + int(self._lengths[-1]) * self._dtype.itemsize
-            if last > size:
-                raise ValueError(f"the .bin file is cut short: {size} of {last} bytes")
+        self._check_size(size)
         self._map = _map_file(path) if size else b""
         self._data = np.frombuffer(self._map, np.uint8)
         self._files = {path: size, _index_path(path): os.path.getsize(_index_path(path))}
         self._size = size
+
+    def _check_size(self, size: int) -> None:
+        """Refuses a `.bin` file that is not as long as its index says.
+
+        Token ids of another width would be read as others, without an error.
+        """
+        if not self.num_samples:
+            return
+        end = int(self._pointers[-1]) + int(self._lengths[-1]) * self._dtype.itemsize
+        if end > size:
+            raise ValueError(f"the .bin file is cut short: {size} of {end} bytes")
+        if end < size:  # Or the last sequence is not that at the end of the file.
+            lengths = self._lengths.astype(np.int64) * self._dtype.itemsize
+            end = int((self._pointers + lengths).max())
+        if end < size:
+            raise ValueError(
+                f"the .idx file describes {end} bytes of {self._dtype} tokens, and the .bin file"
+                f" has {size}: they do not belong together, or .idx names another dtype"
+            )
 
     def _map_index(self, path: str) -> tuple[np.ndarray, np.ndarray]:
         count = self.num_samples

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from zephon_jax.data.formats.base import (
     OpenShard,
     ShardFormat,
     ShardIndex,
+    file_with_tail,
 )
 
 if TYPE_CHECKING:
@@ -25,45 +25,23 @@ if TYPE_CHECKING:
 
 __all__ = ["PARQUET", "ParquetFormat"]
 
-
-class _RangeFile(io.RawIOBase):
-    """A remote file for pyarrow, which asks it for the footer only."""
-
-    def __init__(self, read: FetchRange, size: int):
-        self._read, self._size, self._position = read, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = (0, self._position, self._size)[whence]
-        self._position = base + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        stop = min(self._position + len(buffer), self._size)
-        data = self._read(self._position, stop) if stop > self._position else b""
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+_TAIL_BYTES = 1 << 16  # Most footers are shorter.
+_PIECE_ROWS = 1 << 12  # 2 GiB of text in one piece would take rows of 512 KiB.
 
 
-def _open_file(
-    source: BinaryIO | io.RawIOBase, metadata: pq.FileMetaData | None = None
-) -> pq.ParquetFile:
+def _open_file(path: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """Opens a file by its path.
+
+    Arrow's own threads may still hold what it was given when the interpreter ends. They let go of
+    a file of their own at any time; for an object of Python's, that aborts the program.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(source, metadata=metadata, page_checksum_verification=True)
+        return pq.ParquetFile(path, metadata=metadata, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        if _is_of_system(error):
+        if _is_of_system(error) or isinstance(error, MemoryError):
             raise
         raise ValueError(f"not a complete Parquet file ({error})") from error
 
@@ -87,8 +65,7 @@ class ParquetShard(OpenShard):
         self._lock = threading.Lock()  # Two calls would decode the same row group.
         self._owner = object()  # Unlike id(self), never that of a shard that came before.
         self._columns = None if columns is None else list(columns)
-        with open(path, "rb") as source:
-            file = _open_file(source)
+        with _open_file(path) as file:
             meta = self._metadata = file.metadata
             self._check_columns(file.schema_arrow.names)
         groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
@@ -127,18 +104,24 @@ class ParquetShard(OpenShard):
     def _decode(self, group: int) -> Block:
         import pyarrow as pa
 
+        # Arrow's threads would each hold buffers of their own until their next task.
+        settings = {"columns": self._columns, "use_threads": False}
         try:
-            with open(self._path, "rb") as source:
-                file = _open_file(source, self._metadata)
-                # Arrow's threads would each hold buffers of their own until their next task.
-                rows = file.read_row_group(group, columns=self._columns, use_threads=False)
+            with _open_file(self._path, self._metadata) as file:
+                try:
+                    rows = file.read_row_group(group, **settings)
+                except pa.ArrowNotImplementedError:  # Nested text above 2 GiB, in one piece.
+                    batches = file.iter_batches(_PIECE_ROWS, row_groups=[group], **settings)
+                    rows = pa.Table.from_batches(batches)
                 return Block(rows, rows.nbytes)
         except (pa.ArrowException, OSError) as error:
-            if _is_of_system(error):
+            if _is_of_system(error) or isinstance(error, MemoryError):
                 raise
+            unknown = isinstance(error, pa.ArrowNotImplementedError)
+            what = "cannot be read by this pyarrow" if unknown else "are corrupted"
             first, last = self._bounds[group], self._bounds[group + 1] - 1
             raise ValueError(
-                f"records {first} to {last} (row group {group}) are corrupted ({error})"
+                f"records {first} to {last} (row group {group}) {what} ({error})"
             ) from error
 
     def num_bytes(self, indices: np.ndarray) -> np.ndarray:
@@ -213,12 +196,18 @@ class ParquetFormat(ShardFormat):
 
     def scan(self, path: str) -> ShardIndex:
         """Counts by the footer."""
-        with open(path, "rb") as file:
-            return ShardIndex(int(_open_file(file).metadata.num_rows))
+        with _open_file(path) as file:
+            return ShardIndex(int(file.metadata.num_rows))
 
     def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
-        """Counts by the footer, which pyarrow finds in the last 64 KiB or asks for."""
-        return int(_open_file(_RangeFile(fetch(path), size)).metadata.num_rows)
+        """Counts by the footer, whose length is in the last 8 bytes but 4."""
+        read = fetch(path)
+        tail = read(max(0, size - _TAIL_BYTES), size)
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if len(tail) < length <= size:
+            tail = read(size - length, size)
+        with file_with_tail(tail, size, ".parquet") as name:
+            return self.scan(name).num_samples
 
     def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
         """Opens a file to read some or all columns."""
