@@ -470,7 +470,9 @@ def test_another_pipeline(tmp_path):
     folder = folder_of(tmp_path)
     name = lane_files(folder)[0]
     spec = iter(hosts(readable(), 4, lambda lane: lane.map(lambda e: {"y": e["data"]}), 1)[0])
-    refused(folder, rf"{name}.*rows of another kind.*'x'.*'y'", spec)
+    assert zx.restore_checkpoint(tmp_path, spec) == 3
+    with pytest.raises(ValueError, match="rows of another kind.*'x'.*'y'"):
+        next(spec)  # the first that reads
     packed = iter(hosts(readable(), 4, first_fit, 1, rows_per_sample=None)[0])
     refused(folder, rf"{name}.*lane 0: the state does not fit the pipeline", packed)
 
@@ -601,35 +603,22 @@ LONGEST = {"files": 0.12, "back": 0.12, "orbax": 0.4}  # seconds to a kill: time
 RESTORE = {"files": restore_ours, "back": restore_ours, "orbax": restore_orbax}
 
 
-def is_cut_off(folder, options):
-    """True where a save did not come to its end."""
-    fs, root = fsspec.core.url_to_fs(str(folder), **(options or {}))
-    fs.invalidate_cache()
-    if not fs.exists(root):
-        return False
-    folders = fs.ls(root, detail=False)
-    if any("tmp" in path.rsplit("/", 1)[-1] for path in folders):  # as Orbax names them
-        return True
-    return any("step_" in path and not fs.exists(f"{path}/manifest.json") for path in folders)
-
-
 def kill_while_saving(saver, kind, folder, kills, seed, options=None):
     """Kills a process that saves all the time, and restores what it has left.
 
-    After each kill the newest checkpoint must be the last step that it reported, or the one after:
-    saved whole, but killed before it could say so. One that was going back may be at the step that
-    it came from, went to, or was saving.
+    After each kill the newest checkpoint must be the last step that it reported or, where it was
+    saving, the one that it went back to or the new one: saved whole, but killed before it could
+    say so. Goes on until a kill has hit a save, however busy the machine is.
     """
-    dataset, cut_off = dataset_to_save(), 0
+    dataset, hits = dataset_to_save(), 0
     drawn, restored = random.Random(seed), [0]
-    for _ in range(kills):
+    while len(restored) <= kills or not hits:
+        assert len(restored) <= 10 * kills + 50, "no kill has hit a save"
         said = killed(saver, kind, folder, options, drawn.uniform(0.005, LONGEST[kind]))
         reported = [int(line.split()[1]) for line in said if line.startswith("saved")]
-        newest = reported[-1] if reported else restored[-1]
-        allowed = {newest, newest + 1}
-        if kind == "back" and said and said[-1].startswith("saving"):
-            allowed = set(map(int, said[-1].split()[1:]))
-        cut_off += is_cut_off(folder, options)
+        allowed = {reported[-1] if reported else restored[-1]}
+        if said and said[-1].startswith("saving"):
+            allowed, hits = set(map(int, said[-1].split()[1:])), hits + 1
         iterator, sought = iter(dataset), iter(dataset)
         step = RESTORE[kind](folder, iterator, options)
         assert step in allowed, said
@@ -638,9 +627,8 @@ def kill_while_saving(saver, kind, folder, kills, seed, options=None):
         iterator.close()
         sought.close()
         restored.append(step)
-    if kills >= 50:  # a few may all come too early on a machine that is busy
-        assert cut_off >= kills // 25
-        assert restored[-1] >= kills // 2
+    assert hits >= kills // 4
+    assert restored[-1] >= kills // 2 or kills < 50
 
 
 def killed(saver, kind, folder, options, seconds):

@@ -114,10 +114,21 @@ def expected_of(plan, kind):
         return [{name: found[f"{t}/{name}"] for name in names} for t in range(steps)]
 
 
+def check_lanes_of_all(dataset):
+    """Each lane is saved by one host, which owns it: two would write one manifest at once."""
+    from jax.experimental import multihost_utils
+
+    assert set(dataset.written_lanes) <= set(dataset.owned_lanes)
+    written = np.isin(np.arange(LANES), dataset.written_lanes).astype(np.int32)
+    by_host = np.asarray(multihost_utils.process_allgather(written)).reshape(-1, LANES)
+    np.testing.assert_array_equal(by_host.sum(axis=0), 1)
+
+
 def run_meshes(plan):
     expected = expected_of(plan, "map")
     for sharding in meshes().values():
         dataset = elastic(*PIPELINES["map"], sharding)
+        check_lanes_of_all(dataset)
         batches = zx.GlobalBatches(iter(dataset), sharding)
         for t in range(3):
             check_placed(next(batches), expected[t])

@@ -1,8 +1,8 @@
 """Processes that save all the time until they are killed, forked off one that has imported JAX.
 
 Started by test_checkpoint as `python saver.py`. A line of JSON on standard input, [kind, folder,
-storage options], starts one; it says "ready PID", and "saved STEP" after each save, one that goes
-back "saving NEWEST FROM STEP" before. "ended" follows when it is dead. Nothing is open and no
+storage options], starts one; it says "ready PID", before each save "saving NEWEST FROM STEP" and after it
+"saved STEP". "ended" follows when it is dead. Nothing is open and no
 backend is there when it is forked, so each is as good as a process of its own, without the seconds
 that importing takes.
 """
@@ -38,8 +38,10 @@ def save_files(folder, options):
     say("ready", os.getpid())
     while True:
         next(iterator)
+        step = iterator.get_state()["step"]
+        say("saving", step - 1, step - 1, step)
         zx.save_checkpoint(folder, iterator, keep=3, storage_options=options)
-        say("saved", iterator.get_state()["step"])
+        say("saved", step)
 
 
 def save_and_go_back(folder, options):
@@ -74,6 +76,7 @@ def save_with_orbax(folder, options):
         while True:
             next(iterator)
             step = iterator.get_state()["step"]
+            say("saving", step - 1, step - 1, step)
             model = ocp.args.StandardSave({"w": np.full(4, step)})
             manager.save(step, args=ocp.args.Composite(model=model, data=ElasticSave(iterator)))
             manager.wait_until_finished()

@@ -167,7 +167,8 @@ class ElasticIterator(grain.DatasetIterator):
         except ValueError:
             self._dirty = True
             raise
-        self._place, self._dirty, self.taken_up = place, True, None
+        # Lanes of this process stand there already; those of workers are told before they go on.
+        self._place, self._dirty, self.taken_up = place, self.dataset.num_workers > 0, None
 
     def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A snapshot as `get_state` returned it, after all checks that need no pipeline.

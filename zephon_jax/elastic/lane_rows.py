@@ -123,6 +123,7 @@ class LaneRows:
         self._batch: Any = None
         self._before: Any = None
         self._used, self._size = 0, 0
+        self._skip = 0  # rows of the next batch that were used before a restore
 
     def take(self, num_rows: int) -> list[Any]:
         """The next rows, as rows or as pieces of batches; fewer at the end.
@@ -150,9 +151,7 @@ class LaneRows:
 
     def _take_pieces(self, count: int) -> list[Any]:
         found = []
-        while count:
-            if self._used >= self._size and not self._open_batch():
-                break
+        while count and (self._used < self._size or self._open_batch()):
             end = min(self._size, self._used + count)
             found.append(slice_rows(self._batch, self._used, end))
             count -= end - self._used
@@ -164,20 +163,26 @@ class LaneRows:
     def _open_batch(self) -> bool:
         before = self._iterator.get_state()
         try:
-            self._batch = next(self._iterator)
+            batch = next(self._iterator)
         except StopIteration:
+            if self._skip:
+                raise _no_such_batch(self._skip) from None
             return False
-        self._before, self._used, self._size = before, 0, num_rows(self._batch)
+        size = num_rows(batch)
+        if self._skip >= max(size, 1):
+            raise _no_such_batch(self._skip)
+        self._batch, self._before, self._size = batch, before, size
+        self._used, self._skip = self._skip, 0
         return True
 
     def get_state(self) -> dict[str, Any]:
         """The lane's place; cheap, and not changed by later steps."""
         if self._batch is None:
-            return {"pipeline": self._iterator.get_state(), "used": 0}
+            return {"pipeline": self._iterator.get_state(), "used": self._skip}
         return {"pipeline": self._before, "used": self._used}
 
-    def set_state(self, state: Any) -> None:
-        """Goes to a place that `get_state` described.
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Goes to a place that `get_state` described, without reading.
 
         Raises:
           ValueError: If it belongs to another lane, source or pipeline, naming the lane.
@@ -190,10 +195,9 @@ class LaneRows:
             self._iterator = iter(self._pipeline)
             self._iterator.set_state(pipeline)
             self._forget()
-            opened = used and self._batched and self._open_batch()
-            if used and not (opened and 0 < used <= self._size):
-                raise ValueError(f"{used} rows of a batch were used, and there is no such batch")
-            self._used = used
+            if used and (not self._batched or (self.batching and used >= self.batching.size)):
+                raise _no_such_batch(used)
+            self._skip = used
         except Exception as error:
             raise ValueError(
                 f"lane {self.lane}: the state does not fit the pipeline: {type(error).__name__}:"
@@ -261,6 +265,10 @@ class LaneRows:
         slot = min(int(state["slot"]), len(ids)) - 1
         sample = tuple(int(word) for word in ids[slot]) if slot >= 0 else None
         return chunk.chunk_index, sample  # type: ignore[return-value]
+
+
+def _no_such_batch(used: int) -> ValueError:
+    return ValueError(f"{used} rows of a batch were used, and there is no such batch")
 
 
 class Part(NamedTuple):

@@ -25,7 +25,6 @@ from zephon_jax.elastic.lane_rows import (
 
 __all__ = [
     "Engine",
-    "PipelineChanged",
     "Place",
     "Rules",
     "Step",
@@ -37,10 +36,6 @@ __all__ = [
     "rows_each",
     "see_row",
 ]
-
-
-class PipelineChanged(ValueError):
-    """The pipeline is not the one that a state was saved with."""
 
 
 class Place(NamedTuple):
@@ -248,7 +243,7 @@ def _alike(columns: Columns, other: Columns) -> bool:
 def _checked_spec(columns: Columns, before: str) -> str:
     spec = spec_of(columns)
     if before and spec != before:
-        raise PipelineChanged(
+        raise ValueError(
             f"the pipeline yields rows of another kind: they were {before} and are {spec}. Restore"
             " with the pipeline that the state was saved with."
         )

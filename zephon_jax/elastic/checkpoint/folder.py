@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from zephon_jax.elastic.checkpoint.lane_files import (
     LANES,
+    LANES_NAME,
     SHARED,
     check_alike,
     from_files,
@@ -143,8 +144,9 @@ def write_manifest(fs: Any, folder: str, manifest: bytes) -> None:
     write_file(fs, path, manifest)
     remove_mark(fs, folder)  # the run came here again
     for name in sorted(before - set(unwrap(MANIFEST, path, manifest)["files"])):
-        with contextlib.suppress(FileNotFoundError):
-            fs.rm_file(f"{folder}/{name}")
+        if LANES_NAME.fullmatch(name):  # nothing else is ours, whatever the manifest says
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(f"{folder}/{name}")
 
 
 def remove_mark(fs: Any, folder: str) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 __all__ = [
     "LANES",
+    "LANES_NAME",
     "SHARED",
     "check_alike",
     "digest_of",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 LANES = "zephon_jax lanes"
+LANES_NAME = re.compile(r"lanes-[0-9]{6,}-[0-9a-f]{16}\.json")  # as `to_files` names them
 SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
 
 

@@ -23,17 +23,16 @@ from zephon_jax.elastic.checkpoint.folder import (
     sizes_of,
     write_file,
 )
-from zephon_jax.elastic.checkpoint.lane_files import LANES, unwrap
+from zephon_jax.elastic.checkpoint.lane_files import LANES, LANES_NAME, unwrap
 
 __all__ = ["abandon", "check_runs", "later_than", "prune"]
 
-_LANES = r"lanes-[0-9]{6,}-[0-9a-f]{16}\.json"
-_OURS = re.compile(rf"(manifest\.json|{ABANDONED}|{_LANES})(\.[0-9a-f]{{32}}\.partial)?")
+_OURS = re.compile(rf"(manifest\.json|{ABANDONED}|{LANES_NAME.pattern})(\.[0-9a-f]{{32}}\.partial)?")
 
 
 def _runs_of(fs: Any, folder: str, names: Iterable[str]) -> set[str]:
     """The runs that files of a folder say to be of: by its manifests, else by its lanes."""
-    lanes = sorted(name for name in names if re.fullmatch(_LANES, name))
+    lanes = sorted(name for name in names if LANES_NAME.fullmatch(name))
     for kind, chosen in ((MANIFEST, manifests_in(names)), (LANES, lanes)):
         found = set()
         for name in chosen:
@@ -145,7 +144,7 @@ def _remove(fs: Any, folder: str, names: Iterable[str]) -> None:
     whose the rest is.
     """
     ours = {name for name in names if _OURS.fullmatch(name)}
-    lanes = {name for name in ours if re.fullmatch(_LANES, name)}
+    lanes = {name for name in ours if LANES_NAME.fullmatch(name)}
     for name in [*sorted(ours - lanes, key=lambda n: n != "manifest.json"), *sorted(lanes)]:
         with contextlib.suppress(FileNotFoundError):  # somebody else removes it too
             fs.rm_file(f"{folder}/{name}")
