@@ -15,7 +15,7 @@ from support.sources import SOURCES, CountSource
 import zephon_jax as zx
 from zephon_jax.analysis.inspect_state import inspect_states
 from zephon_jax.analysis.saved_states import load_states
-from zephon_jax.elastic.recut import RecutSource
+from zephon_jax.elastic.relane import RelanedSource
 from zephon_jax.sources.stateful_lane import state_to_dict
 
 
@@ -156,7 +156,7 @@ def test_a_run_that_was_cut_anew():
             states.append(state)
         audit = zx.audit(source, states)
         assert_audited(source, audit, before + read_by(source, steps, origin_states=three))
-        cut = RecutSource(source, 6, 3)
+        cut = RelanedSource(source, 6, 3)
         assert zx.audit(cut, states).seen == audit.seen
     stale = zx.audit(source, [*states, two[0]])
     assert any("before the run was cut into 3 lanes at chunk 6" in note for note in stale.notes)

@@ -471,7 +471,7 @@ def test_another_pipeline(tmp_path):
     name = lane_files(folder)[0]
     spec = iter(hosts(readable(), 4, lambda lane: lane.map(lambda e: {"y": e["data"]}), 1)[0])
     assert zx.restore_checkpoint(tmp_path, spec) == 3
-    with pytest.raises(ValueError, match="rows of another kind.*'x'.*'y'"):
+    with pytest.raises(ValueError, match=r"rows of another kind.*'x'.*'y'"):
         next(spec)  # the first that reads
     packed = iter(hosts(readable(), 4, first_fit, 1, rows_per_sample=None)[0])
     refused(folder, rf"{name}.*lane 0: the state does not fit the pipeline", packed)

@@ -125,8 +125,8 @@ def gone_to(run, step, torn):
     try:
         return run.go_to(step)
     except ValueError as error:
-        assert torn
-        assert "cut or changed" in str(error)
+        if not torn or "cut or changed" not in str(error):
+            raise
         return None
 
 
@@ -214,7 +214,7 @@ def test_a_restore_reads_no_data(tmp_path, batch):
     zx.restore_checkpoint(tmp_path, again)
     sys.setprofile(None)
     assert records.reads == 0
-    assert sum("/zephon_jax/" in code.co_filename for code in calls) <= 650
+    assert sum("/zephon_jax/" in code.co_filename for code in calls) <= 800
     assert again.get_state() == iterator.get_state()
     assert_same(list(again), expected[4:])
 

@@ -20,7 +20,7 @@ from support.elastic_runs import (
 )
 
 import zephon_jax as zx
-from zephon_jax.elastic.recut import RecutSource, boundary_of, recut
+from zephon_jax.elastic.relane import RelanedSource, boundary_of
 from zephon_jax.pipelines.lane_lengths import lane_lengths
 from zephon_jax.sources.stopped import StoppedSource
 
@@ -62,7 +62,7 @@ def test_every_sample_once_through_a_cut(pipeline, per_sample, new_lanes):
     [dataset] = hosts(source, 4, pipeline, 1, rows_per_sample=per_sample)
     iterator = iter(dataset)
     got = delivered(in_step([iterator], 5))
-    cut = recut(dataset, iterator.get_state(), new_lanes)
+    cut = dataset.relane(iterator.get_state(), new_lanes)
     assert cut.source.begin % 4 == 0
     got += delivered(zx.synchronized(cut.rest))
     [after] = hosts(cut.source, new_lanes, pipeline, 1, rows_per_sample=per_sample, pad=True)
@@ -80,7 +80,7 @@ def test_cut_after_cut(pipeline, per_sample):
         [dataset] = hosts(source, lanes, pipeline, 1, rows_per_sample=per_sample)
         iterator = iter(dataset)
         got += delivered(in_step([iterator], 3))
-        cut = recut(dataset, iterator.get_state(), new_lanes)
+        cut = dataset.relane(iterator.get_state(), new_lanes)
         got += delivered(zx.synchronized(cut.rest))
         begin = getattr(source, "begin", 0)
         assert cut.source.begin > begin
@@ -98,14 +98,14 @@ def test_hosts_cut_together_and_restore_after_the_cut(tmp_path, new_lanes):
     datasets = hosts(source, 4, rows, 2)
     iterators = [iter(dataset) for dataset in datasets]
     in_step(iterators, 6)
-    cuts = [recut(dataset, merged(iterators), new_lanes) for dataset in datasets]
+    cuts = [dataset.relane(merged(iterators), new_lanes) for dataset in datasets]
     [alone] = hosts(source, 4, rows, 1)
-    expected = recut(alone, merged(iterators), new_lanes)
+    expected = alone.relane(merged(iterators), new_lanes)
     rests = [list(cut.rest) for cut in cuts]
     assert len({len(rest) for rest in rests}) == 1
     assert_same(in_step([iter(rest) for rest in rests]), list(expected.rest))
     # The source is made again from the chunk alone, and steps are known and sought as before.
-    again = RecutSource(source, expected.source.begin, new_lanes)
+    again = RelanedSource(source, expected.source.begin, new_lanes)
     [one] = hosts(again, new_lanes, rows, 1, pad=True)
     steps = list(hosts(expected.source, new_lanes, rows, 1, pad=True)[0])
     iterator = iter(one)
@@ -124,7 +124,7 @@ def test_a_cut_before_the_first_step_and_after_the_last(pipeline, per_sample):
     source = readable((96, 80), (96, 80), chunk_size=4)
     [dataset] = hosts(source, 4, pipeline, 1, rows_per_sample=per_sample, pad=True)
     iterator = iter(dataset)
-    cut = recut(dataset, iterator.get_state(), 2)
+    cut = dataset.relane(iterator.get_state(), 2)
     expected = whole_run(source, pipeline, per_sample)
     got = delivered(zx.synchronized(cut.rest))
     assert 0 < len(got) < len(expected)
@@ -135,7 +135,7 @@ def test_a_cut_before_the_first_step_and_after_the_last(pipeline, per_sample):
     )
     assert_each_once(got, expected, pipeline)
     assert delivered(zx.synchronized(iterator)) == expected
-    cut = recut(dataset, iterator.get_state(), 2)
+    cut = dataset.relane(iterator.get_state(), 2)
     assert list(zx.synchronized(cut.rest)) == []
     assert cut.source.next_chunk(cut.source.init(1, 2))[0] is None
 
@@ -145,7 +145,7 @@ def test_samples_of_cut_sources_are_counted():
     source = readable((37, 81, 20), (1, 1, 1), exhausted_policy="redistribute", chunk_size=7)
     assert len(source.chunk_spans()) > 1
     for begin in (0, 3, 9, 17, 19, 20, 25):
-        for cut in (source, RecutSource(source, begin, 3), RecutSource(source, begin, 5)):
+        for cut in (source, RelanedSource(source, begin, 3), RelanedSource(source, begin, 5)):
             lanes = 4 if cut is source else len(cut._states)
             for one in (cut, StoppedSource(cut, max(begin, 18))):
                 counts = []
@@ -162,12 +162,12 @@ def test_samples_of_cut_sources_are_counted():
 def test_what_cannot_be_cut_is_refused():
     [dataset, _] = hosts(readable(), 4, rows, 2)
     with pytest.raises(ValueError, match=r"lanes \[2, 3\] are missing"):
-        boundary_of(dataset, iter(dataset).get_state())
-    cut = RecutSource(readable(), 4, 3)
+        boundary_of(dataset.plan, iter(dataset).get_state())
+    cut = RelanedSource(readable(), 4, 3)
     with pytest.raises(ValueError, match="cut into 3 lanes; got num_lanes = 4"):
         cut.init(0, 4)
     with pytest.raises(ValueError, match="chunk_index must be at least 4"):
-        RecutSource(cut, 3, 2)
+        RelanedSource(cut, 3, 2)
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()
     options = grain.MultiprocessingOptions(num_workers=1)
@@ -175,5 +175,5 @@ def test_what_cannot_be_cut_is_refused():
                     rows_per_sample=None)  # fmt: skip
     iterator = iter(apart)
     with pytest.raises(ValueError, match="lane 0: how far the pipeline has read is not known"):
-        boundary_of(apart, iterator.get_state())
+        boundary_of(apart.plan, iterator.get_state())
     iterator.close()

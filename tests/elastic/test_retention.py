@@ -13,7 +13,6 @@ from support.elastic_runs import assert_same, hosts, in_step, readable, rows
 
 import zephon_jax as zx
 from zephon_jax.elastic.checkpoint.lane_files import wrap
-from zephon_jax.elastic.recut import recut
 
 
 def one_host(**settings):
@@ -103,7 +102,7 @@ def test_what_a_run_left_incomplete_is_removed_and_what_others_did_is_not(tmp_pa
 
 def test_steps_of_another_run_are_neither_written_over_nor_abandoned_nor_removed(tmp_path):
     first, second = iter(one_host()), iter(one_host(seed=7))
-    runs = first.dataset.run_id, second.dataset.run_id
+    runs = first.run_id, second.run_id
     save_steps(tmp_path, first, range(1, 7))
     before = contents(tmp_path)
     for step in (1, 2, 6):
@@ -146,7 +145,7 @@ def test_a_run_that_was_cut_anew_goes_on_in_its_directory(tmp_path):
     iterator = iter(dataset)
     in_step([iterator], 5)
     zx.save_checkpoint(tmp_path, iterator)
-    cut = recut(dataset, iterator.get_state(), 6)
+    cut = dataset.relane(iterator.get_state(), 6)
     loop = 5 + len(list(cut.rest))
     after = hosts(cut.source, 6, rows, 1, pad=True)[0]
     expected, iterator = list(after), iter(after)

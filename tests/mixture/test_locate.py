@@ -15,7 +15,7 @@ from support.helpers import chunks_of, mixture, state_after
 from support.sources import SOURCES, CountSource
 
 import zephon_jax as zx
-from zephon_jax.elastic.recut import RecutSource
+from zephon_jax.elastic.relane import RelanedSource
 
 READS = [
     zx.MixtureReadConfig(mode=mode, shuffle_within_component=shuffle)
@@ -226,12 +226,12 @@ def test_a_run_that_was_cut_anew(name, config):
         before = sum(chunk < 2 for chunk, *_ in whole.get(sample, []))
         passes = range(before, before + len(places))
         assert sorted(place.pass_number for place in places) == list(passes)
-        cut = RecutSource(source, 2, 3)
+        cut = RelanedSource(source, 2, 3)
         assert cut.locate(sample, 3, read_config=config) == places
         assert cut.locate(sample, 3, origin=2, read_config=config) == places
     with pytest.raises(ValueError, match="the run was cut at chunk 2; got origin = 4"):
         cut.locate(sample, 3, origin=4)
-    endless = RecutSource(mixture([10], chunk_size=5, exhausted_policy="repeat"), 2, 3)
+    endless = RelanedSource(mixture([10], chunk_size=5, exhausted_policy="repeat"), 2, 3)
     with pytest.raises(ValueError, match="never ends: say how far to look with up_to_chunk="):
         endless.locate((0, 0, 1), 3)
     assert next(endless.places_of((0, 0, 1), 3)).chunk in (2, 3)

@@ -1,10 +1,9 @@
 """Processes that save all the time until they are killed, forked off one that has imported JAX.
 
 Started by test_checkpoint as `python saver.py`. A line of JSON on standard input, [kind, folder,
-storage options], starts one; it says "ready PID", before each save "saving NEWEST FROM STEP" and after it
-"saved STEP". "ended" follows when it is dead. Nothing is open and no
-backend is there when it is forked, so each is as good as a process of its own, without the seconds
-that importing takes.
+storage options], starts one; it says "ready PID", before each save "saving NEWEST FROM STEP" and
+after it "saved STEP". "ended" follows when it is dead. Nothing is open and no backend is there when
+it is forked, so each is as good as a process of its own, without the seconds that importing takes.
 """
 
 from __future__ import annotations

@@ -5,25 +5,38 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grain
 import numpy as np
 
+from zephon_jax import _compat
 from zephon_jax._arrays import as_int
-from zephon_jax.elastic.iterator import ElasticIterator
-from zephon_jax.elastic.lane_rows import LaneError, LanePlan, LaneRows
+from zephon_jax.elastic.iterator import ElasticIterator, HostPlan
+from zephon_jax.elastic.lane_rows import LaneError, LanePlan, lane_dataset
+from zephon_jax.elastic.relane import RelanedSource, boundary_of
 from zephon_jax.elastic.row_sharding import row_sharding
-from zephon_jax.elastic.steps import Rules, constant_rows, rows_at, rows_each
+from zephon_jax.elastic.steps import StepRules, constant_rows, rows_at, rows_each
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_lengths import ENDLESS, check_even, lane_lengths
 from zephon_jax.sources.checks import draw, first_state
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.read_order import MixtureReadConfig
+from zephon_jax.sources.stopped import StoppedSource
 from zephon_jax.sources.work_source import WorkSource, check_source
 
-__all__ = ["ElasticIterDataset", "ElasticIterator", "LaneError"]
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding
+
+__all__ = ["ElasticIterDataset", "ElasticIterator", "LaneError", "Relaned"]
+
+
+class Relaned(NamedTuple):
+    """What it takes to go on with another number of lanes."""
+
+    rest: ElasticIterator  # what the lanes so far still owe, in steps with a `row_mask`
+    source: RelanedSource  # what the new lanes read; `source.begin` is where they begin
 
 
 class ElasticIterDataset(grain.IterDataset):
@@ -113,8 +126,8 @@ class ElasticIterDataset(grain.IterDataset):
 
     @classmethod
     def for_sharding(
-        cls, source: WorkSource, num_lanes: int, pipeline: Callable[[Any], Any], sharding: Any,
-        **settings: Any,
+        cls, source: WorkSource, num_lanes: int, pipeline: Callable[[Any], Any],
+        sharding: NamedSharding, **settings: Any,
     ) -> ElasticIterDataset:  # fmt: skip
         """Takes the owned lanes from the sharding of a global batch, whatever its mesh.
 
@@ -148,7 +161,7 @@ class ElasticIterDataset(grain.IterDataset):
 
     def _make_rows_of(self, global_batch_size: Any) -> Callable[[int], int]:
         if global_batch_size is None:
-            batching = self.first_lane.batching
+            batching = self._batching
             if batching is None and self.plan.batched:
                 raise ValueError(
                     "the size of the pipeline's batches is not known; give global_batch_size."
@@ -161,9 +174,9 @@ class ElasticIterDataset(grain.IterDataset):
         return functools.partial(constant_rows, rows_each(global_batch_size, self.num_lanes))
 
     @functools.cached_property
-    def first_lane(self) -> LaneRows:
-        """The first owned lane's rows, opened only to look at the pipeline."""
-        return LaneRows(self.plan, self.owned_lanes[0])
+    def _batching(self) -> _compat.Batching | None:
+        """How the pipeline batches, by that of the first owned lane."""
+        return _compat.batching_of(lane_dataset(self.plan, self.owned_lanes[0])[1])
 
     def _make_lengths(self) -> np.ndarray | None:
         known = self.rows_per_sample is not None
@@ -189,19 +202,19 @@ class ElasticIterDataset(grain.IterDataset):
 
     def _whole_batches(self, lengths: np.ndarray) -> np.ndarray:
         """What is left of the lanes' lengths where batches that are not full are dropped."""
-        batching = self.first_lane.batching
+        batching = self._batching
         if batching is None or not batching.drops or lengths.min() == ENDLESS:
             return lengths
         return lengths // batching.size * batching.size
 
-    def rules(self) -> Rules:
+    def rules(self) -> StepRules:
         """How many rows a step takes, and when all lanes end."""
         lengths, shortest, longest = self._lane_lengths, None, None
         if lengths is not None:
             shortest, longest = int(lengths.min()), int(lengths.max())
             if longest >= ENDLESS // 2:
                 shortest = longest = ENDLESS
-        return Rules(
+        return StepRules(
             self.rows_of, self.pad, lengths, self.owned_lanes, shortest, longest, self.plan
         )
 
@@ -218,7 +231,7 @@ class ElasticIterDataset(grain.IterDataset):
           source: The same source, but for where it ends.
         """
         other = copy.copy(self)
-        for known in ("first_lane", "run_id"):
+        for known in ("_batching", "run_id"):
             vars(other).pop(known, None)
         other.source, other.pad = source, True
         other.plan = self.plan._replace(source=source)
@@ -227,6 +240,33 @@ class ElasticIterDataset(grain.IterDataset):
         if known:
             other._lane_lengths = other._whole_batches(lane_lengths(source, self.num_lanes))
         return other
+
+    def relane(self, state: Mapping[str, Any], num_lanes: int) -> Relaned:
+        """Goes on with another number of lanes. All hosts call it, with the same state.
+
+        Go through `zx.synchronized(relaned.rest)` first: it ends all lanes at a common block
+        boundary and delivers what their pipelines hold back. Then make an `ElasticIterDataset` of
+        `relaned.source` and the new lanes.
+        To restore that later, make its source again:
+        `RelanedSource(source, relaned.source.begin, num_lanes)`.
+
+        Args:
+          state: Where the run stands, with all lanes: `read_checkpoint` gives one, or `from_files`
+            of the files of all hosts.
+          num_lanes: The new number of lanes.
+
+        Returns:
+          The rest of the lanes so far and the source of the new ones.
+
+        Raises:
+          TypeError: If the source is not a mixture.
+          ValueError: If lanes are missing from the state.
+        """
+        end = boundary_of(self.plan, state)
+        after = RelanedSource(self.source, end, num_lanes)
+        rest = iter(self.padded(StoppedSource(self.source, end)))
+        rest.set_state(state)
+        return Relaned(rest, after)
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Always raises: hosts and workers share the work by lanes.
@@ -245,7 +285,11 @@ class ElasticIterDataset(grain.IterDataset):
         return {name: value for name, value in vars(self).items() if name != "first_lane"}
 
     def __iter__(self) -> ElasticIterator:
-        return ElasticIterator(self)
+        return ElasticIterator(HostPlan(
+            rules=self.rules(), written_lanes=self.written_lanes, run_id=self.run_id,
+            one_to_one=self.rows_per_sample is not None, num_workers=self.num_workers,
+            num_threads=self.num_threads, prefetch=self.steps_ahead, timeout=self.timeout,
+        ))  # fmt: skip
 
 
 def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any) -> None:
@@ -284,7 +328,7 @@ def _plain_lanes(num_lanes: int, process_index: Any, process_count: Any) -> tupl
     return tuple(range(index * each, (index + 1) * each))
 
 
-def _owners(sharding: Any, num_lanes: int) -> list[set[int]]:
+def _owners(sharding: NamedSharding, num_lanes: int) -> list[set[int]]:
     """The processes whose devices hold each lane's rows."""
     from jax.sharding import NamedSharding
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zephon_jax.elastic.checkpoint.lane_files import load_files, to_files, write_files
-from zephon_jax.elastic.dataset import ElasticIterator
+from zephon_jax.elastic.iterator import ElasticIterator
 from zephon_jax.elastic.row_sharding import row_sharding
+
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding
+
+    from zephon_jax.elastic.checkpoint.folder import Checkpoint
 
 __all__ = ["GlobalBatches", "all_hosts", "synchronized", "to_global"]
 
 _HOST_ONLY = ("sample_id",)
 
 
-def to_global(batch: Any, sharding: Any, *, host_only: Sequence[str] = _HOST_ONLY) -> Any:
+def to_global(batch: Any, sharding: NamedSharding, *, host_only: Sequence[str] = _HOST_ONLY) -> Any:
     """Puts this host's rows where they belong in a global batch.
 
     Args:
@@ -68,7 +73,7 @@ def to_global(batch: Any, sharding: Any, *, host_only: Sequence[str] = _HOST_ONL
         return jax.tree.map_with_path(place, batch)
 
 
-def _share_of_rows(sharding: Any) -> tuple[int, int]:
+def _share_of_rows(sharding: NamedSharding) -> tuple[int, int]:
     """Parts that the first axis is cut into, and how many of them this host holds."""
     by_rows, _, num_parts = row_sharding(sharding)
     held = by_rows.addressable_devices_indices_map((num_parts,)).values()
@@ -122,7 +127,7 @@ class GlobalBatches:
     def __init__(
         self,
         iterator: ElasticIterator,
-        sharding: Any,
+        sharding: NamedSharding,
         *,
         prefetch: int = 1,
         host_only: Sequence[str] = _HOST_ONLY,
@@ -133,9 +138,28 @@ class GlobalBatches:
         self._forget()
 
     @property
-    def dataset(self) -> Any:
-        """The elastic dataset that is read."""
-        return self.iterator.dataset
+    def num_lanes(self) -> int:
+        """Lanes of the run."""
+        return self.iterator.num_lanes
+
+    @property
+    def owned_lanes(self) -> tuple[int, ...]:
+        """Lanes that this host runs."""
+        return self.iterator.owned_lanes
+
+    @property
+    def written_lanes(self) -> tuple[int, ...]:
+        """Lanes that this host saves."""
+        return self.iterator.written_lanes
+
+    @property
+    def restored_from(self) -> Checkpoint | None:
+        """The abandoned checkpoint that the next save goes on from."""
+        return self.iterator.restored_from
+
+    @restored_from.setter
+    def restored_from(self, checkpoint: Checkpoint | None) -> None:
+        self.iterator.restored_from = checkpoint
 
     def _forget(self) -> None:
         self._ready: deque[tuple[Any, Any]] = deque()  # (batch, place after it)
@@ -184,9 +208,13 @@ class GlobalBatches:
         self.iterator.set_state(state)
         self._forget()
 
+    def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A snapshot as `get_state` returned it, after all checks that need no pipeline."""
+        return self.iterator.checked_state(state)
+
     async def save(self, directory: Any) -> Any:
         """Saves itself with Orbax v1: takes the state now and returns what writes it later."""
-        return write_files(directory, to_files(self.get_state(), self.dataset.written_lanes))
+        return write_files(directory, to_files(self.get_state(), self.written_lanes))
 
     async def load(self, directory: Any) -> Any:
         """Loads itself with Orbax v1, whatever hosts saved it."""
@@ -215,7 +243,7 @@ def _word_of(iterator: ElasticIterator) -> int:
         return _FAILED
     if not iterator.at_end():
         return _GOING
-    return _BARE if iterator.dataset.pad and not iterator.can_mask() else _ENDED
+    return _BARE if iterator.pads and not iterator.can_mask() else _ENDED
 
 
 def all_hosts(word: int) -> list[int]:
@@ -260,7 +288,7 @@ def synchronized(
       >>> [batch["data"].tolist() for batch in zx.synchronized(iter(lanes))]
       [[9, 5, 1, 13], [11, 7, 3, 15]]
     """
-    padded = iterator.dataset.pad
+    padded = iterator.pads
     while True:
         word = _word_of(iterator)
         words = agree(word)

@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import grain
-import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax.elastic.checkpoint.lane_files import load_files, to_files, write_files
 from zephon_jax.elastic.columns import Columns
-from zephon_jax.elastic.lane_rows import LaneRows, Part
-from zephon_jax.elastic.prefetch import Run
+from zephon_jax.elastic.lane_rows import LaneRows, RowBlock
+from zephon_jax.elastic.plain_json import plain, revive
+from zephon_jax.elastic.prefetch import StepPrefetcher
 from zephon_jax.elastic.process_engine import ProcessEngine
 from zephon_jax.elastic.steps import (
     Engine,
-    Place,
     Step,
-    ThreadEngine,
+    StepPosition,
+    StepRules,
     constant_rows,
     make_batch,
     see_row,
 )
+from zephon_jax.elastic.thread_engine import ThreadEngine
 
 if TYPE_CHECKING:
     from zephon_jax.elastic.checkpoint.folder import Checkpoint
-    from zephon_jax.elastic.dataset import ElasticIterDataset
 
-__all__ = ["ElasticIterator", "revive"]
+__all__ = ["ElasticIterator", "HostPlan"]
 
 _VERSION = 1
 _SECONDS_TO_END = 5.0
-_TUPLE = "__tuple__"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlan:
+    """What one host runs, and how."""
+
+    rules: StepRules  # with the lanes that it owns
+    written_lanes: tuple[int, ...]  # those that it saves; others may own the same lanes
+    run_id: str
+    one_to_one: bool  # True where the pipeline yields one row for each sample
+    num_workers: int
+    num_threads: int
+    prefetch: int  # steps
+    timeout: float  # seconds
 
 
 class ElasticIterator(grain.DatasetIterator):
@@ -40,35 +54,63 @@ class ElasticIterator(grain.DatasetIterator):
 
     Its state describes the last batch that was handed out, whatever is made ahead, and is plain
     JSON by lane: neither hosts nor threads nor workers are in it.
+
+    Attributes:
+      restored_from: The abandoned checkpoint that it goes on from, which the next save makes one of
+        the run's own line again; None otherwise.
     """
 
-    def __init__(self, dataset: ElasticIterDataset):
+    restored_from: Checkpoint | None = None
+
+    def __init__(self, plan: HostPlan):
         super().__init__()
-        self.dataset = dataset
-        self._lanes = [LaneRows(dataset.plan, lane) for lane in dataset.owned_lanes]
-        self._rules = dataset.rules()
+        self._plan, self._rules = plan, plan.rules
+        self._lanes = [LaneRows(self._rules.plan, lane) for lane in self._rules.owned]
         self._like: list[Columns] = []
         self._engine: Engine = self._make_engine()
-        self._run: Run | None = None
+        self._ahead: StepPrefetcher | None = None
         self._dirty = False  # True where the engine's lanes are not at the place
-        self._place = Place(0, 0, [lane.get_state() for lane in self._lanes], "")
-        # The abandoned checkpoint that was gone to, for the next save: it is no longer abandoned.
-        self.taken_up: Checkpoint | None = None
+        self._place = StepPosition(0, 0, [lane.get_state() for lane in self._lanes], "")
+
+    @property
+    def run_id(self) -> str:
+        """Names the run: a digest of the source's settings and the number of lanes."""
+        return self._plan.run_id
+
+    @property
+    def num_lanes(self) -> int:
+        """Lanes of the run."""
+        return self._rules.plan.num_lanes
+
+    @property
+    def owned_lanes(self) -> tuple[int, ...]:
+        """Lanes that this host runs."""
+        return self._rules.owned
+
+    @property
+    def written_lanes(self) -> tuple[int, ...]:
+        """Lanes that this host saves."""
+        return self._plan.written_lanes
+
+    @property
+    def pads(self) -> bool:
+        """True where lanes that have ended go on with masked rows."""
+        return self._rules.pad
 
     def _make_engine(self) -> Engine:
-        dataset = self.dataset
-        if dataset.num_workers:
+        plan = self._plan
+        if plan.num_workers:
             states = [lane.get_state() for lane in self._lanes]
-            return ProcessEngine(dataset.plan, dataset.owned_lanes, states, dataset.num_workers)
-        return ThreadEngine(self._lanes, dataset.num_threads)
+            return ProcessEngine(self._rules.plan, self._rules.owned, states, plan.num_workers)
+        return ThreadEngine(self._lanes, plan.num_threads)
 
     def __next__(self) -> Any:
         import jax
 
         self.start_prefetch()
-        assert self._run is not None
+        assert self._ahead is not None
         with jax.profiler.TraceAnnotation("zephon_jax.wait"):
-            item = self._run.take()
+            item = self._ahead.take()
         if isinstance(item, Step):
             self._place = item.place
             return item.batch
@@ -80,23 +122,23 @@ class ElasticIterator(grain.DatasetIterator):
     def start_prefetch(self) -> None:
         """Starts making steps ahead, where that has not begun."""
         self._assert_not_closed()
-        if self._run is not None and self._run.stopped:
+        if self._ahead is not None and self._ahead.stopped:
             self._halt()  # a pipeline did not come back in time before
-        if self._run is None:
+        if self._ahead is None:
             if self._dirty:
                 self._engine.go_to(self._place.states)
             self._dirty = True
-            self._run = Run(
-                self._engine, self._rules, self._place, self.dataset.steps_ahead, self._like,
-                self.dataset.timeout,
+            self._ahead = StepPrefetcher(
+                self._engine, self._rules, self._place, self._plan.prefetch, self._like,
+                self._plan.timeout,
             )  # fmt: skip
 
     def peek_error(self) -> Exception | None:
         """Makes the next step and keeps it; returns what goes wrong with it, if anything does."""
         self.start_prefetch()
-        assert self._run is not None
+        assert self._ahead is not None
         try:
-            item = self._run.peek()
+            item = self._ahead.peek()
         except TimeoutError as error:
             return error
         return item if isinstance(item, Exception) else None
@@ -104,8 +146,8 @@ class ElasticIterator(grain.DatasetIterator):
     def at_end(self) -> bool:
         """True where there is no next step; makes it, where there is, and keeps it."""
         self.start_prefetch()
-        assert self._run is not None
-        return self._run.peek() is None
+        assert self._ahead is not None
+        return self._ahead.peek() is None
 
     def can_mask(self) -> bool:
         """True where it is known what masked rows look like: the lanes have a row at all."""
@@ -121,34 +163,33 @@ class ElasticIterator(grain.DatasetIterator):
             raise ValueError("masked rows need pad=True.")
         self._halt()
         each = self._rules.rows_of(self._place.step)
-        part = Part(None, [0] * len(self._lanes), self._place.states)
+        part = RowBlock(None, [0] * len(self._lanes), self._place.states)
         batch = make_batch(part, self._rules, each, self._like, self._place.spec)
         self._place = self._place._replace(step=self._place.step + 1, rows=self._place.rows + each)
         return batch
 
     def _halt(self) -> None:
         """Drops what was made ahead; the next step starts at the last batch handed out."""
-        if self._run is not None:
-            self._run.close()
-            self._run = None
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def get_state(self) -> dict[str, Any]:
         """The place after the last batch handed out, as plain JSON, of the lanes of this host."""
         return self.state_at(self._place)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> StepPosition:
         """The place after the last batch handed out; cheap to keep, see `state_at`."""
         return self._place
 
-    def state_at(self, place: Place) -> dict[str, Any]:
+    def state_at(self, place: StepPosition) -> dict[str, Any]:
         """A place as plain JSON."""
-        dataset = self.dataset
-        lanes = zip(dataset.owned_lanes, place.states, strict=True)
+        lanes = zip(self.owned_lanes, place.states, strict=True)
         return {
-            "version": _VERSION, "run": dataset.run_id, "num_lanes": dataset.num_lanes,
+            "version": _VERSION, "run": self.run_id, "num_lanes": self.num_lanes,
             "step": place.step, "rows": place.rows, "spec": place.spec,
-            "lanes": {str(lane): _plain(state) for lane, state in lanes},
+            "lanes": {str(lane): plain(state) for lane, state in lanes},
         }  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -168,7 +209,8 @@ class ElasticIterator(grain.DatasetIterator):
             self._dirty = True
             raise
         # Lanes of this process stand there already; those of workers are told before they go on.
-        self._place, self._dirty, self.taken_up = place, self.dataset.num_workers > 0, None
+        self._place, self._dirty = place, self._plan.num_workers > 0
+        self.restored_from = None
 
     def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A snapshot as `get_state` returned it, after all checks that need no pipeline.
@@ -178,8 +220,7 @@ class ElasticIterator(grain.DatasetIterator):
         """
         return self.state_at(self._read_state(state))
 
-    def _read_state(self, state: Mapping[str, Any]) -> Place:
-        dataset = self.dataset
+    def _read_state(self, state: Mapping[str, Any]) -> StepPosition:
         try:
             version, run = as_int(state["version"], "version"), state["run"]
             num_lanes, step, rows = (
@@ -190,32 +231,32 @@ class ElasticIterator(grain.DatasetIterator):
             raise ValueError(f"not the state of an elastic dataset: {error!r}.") from None
         if version != _VERSION:
             raise ValueError(f"the state has version {version}; this reads version {_VERSION}.")
-        if num_lanes != dataset.num_lanes:
+        if num_lanes != self.num_lanes:
             raise ValueError(
-                f"the state is of {num_lanes} lanes; this run has {dataset.num_lanes}. Lanes are"
-                " chosen once; cut a run anew with zx.relane."
+                f"the state is of {num_lanes} lanes; this run has {self.num_lanes}. Lanes are"
+                " chosen once; go on with another number by dataset.relane."
             )
-        missing = [lane for lane in dataset.owned_lanes if str(lane) not in lanes]
+        missing = [lane for lane in self.owned_lanes if str(lane) not in lanes]
         if missing:
             raise ValueError(f"the state lacks lanes {missing} that this host owns.")
-        if run != dataset.run_id:
+        if run != self.run_id:
             # The first lane's own state says what differs.
-            self._refuse(lanes[str(dataset.owned_lanes[0])])
+            self._refuse(lanes[str(self.owned_lanes[0])])
         if spec and self._place.spec and spec != self._place.spec:
             raise ValueError(
                 f"the state is of a pipeline that yields {spec}; this one yields"
                 f" {self._place.spec}."
             )
-        states = [_lane_state(lane, lanes[str(lane)]) for lane in dataset.owned_lanes]
-        return Place(step, rows, states, spec)
+        states = [_lane_state(lane, lanes[str(lane)]) for lane in self.owned_lanes]
+        return StepPosition(step, rows, states, spec)
 
     def _refuse(self, state: Any) -> None:
-        LaneRows(self.dataset.plan, self.dataset.owned_lanes[0]).set_state(state)
+        LaneRows(self._rules.plan, self.owned_lanes[0]).set_state(state)
         raise ValueError("the state belongs to another run: its source has other settings.")
 
     async def save(self, directory: Any) -> Any:
         """Saves itself with Orbax v1: takes the state now and returns what writes it later."""
-        return write_files(directory, to_files(self.get_state(), self.dataset.written_lanes))
+        return write_files(directory, to_files(self.get_state(), self.written_lanes))
 
     async def load(self, directory: Any) -> Any:
         """Loads itself with Orbax v1, whatever hosts saved it."""
@@ -228,20 +269,20 @@ class ElasticIterator(grain.DatasetIterator):
           ValueError: If the pipeline does not yield one row for each sample.
         """
         step = as_int(step, "step", 0)
-        if self.dataset.rows_per_sample is None:
+        if not self._plan.one_to_one:
             raise ValueError(
                 "only pipelines with one row for each sample can go to a step; this one has"
                 " rows_per_sample = None."
             )
-        rows_of = self.dataset.rows_of
+        rows_of = self._rules.rows_of
         constant = getattr(rows_of, "func", None) is constant_rows
         rows = step * rows_of(0) if constant else sum(rows_of(n) for n in range(step))
         self._halt()
-        self._dirty, self.taken_up = True, None
+        self._dirty, self.restored_from = True, None
         for lane in self._lanes:
             lane.seek(rows)
         states = [lane.get_state() for lane in self._lanes]
-        self._place = Place(step, rows, states, self._place.spec)
+        self._place = StepPosition(step, rows, states, self._place.spec)
 
     def _set_next_index(self, index: int) -> None:
         self.seek(index)
@@ -252,9 +293,9 @@ class ElasticIterator(grain.DatasetIterator):
     def close(self) -> None:
         """Ends threads and worker processes; a thread whose pipeline hangs is left behind."""
         if not self._closed and hasattr(self, "_engine"):
-            ended = self._run is None or self._run.stop(_SECONDS_TO_END)
-            if not ended and self._run is not None and self._engine.kill():
-                ended = self._run.stop(_SECONDS_TO_END)
+            ended = self._ahead is None or self._ahead.stop(_SECONDS_TO_END)
+            if not ended and self._ahead is not None and self._engine.kill():
+                ended = self._ahead.stop(_SECONDS_TO_END)
             if ended:
                 self._engine.close()
                 for lane in self._lanes:
@@ -262,7 +303,7 @@ class ElasticIterator(grain.DatasetIterator):
         super().close()
 
     def __str__(self) -> str:
-        return f"ElasticIterator({self.dataset})"
+        return f"ElasticIterator(lanes {self.owned_lanes} of {self.num_lanes})"
 
 
 def _lane_state(lane: int, state: Any) -> Any:
@@ -279,32 +320,3 @@ def _lane_state(lane: int, state: Any) -> Any:
     if used < 0:
         raise ValueError(f"lane {lane}: {used} rows of a batch were used, of which there is none.")
     return revived
-
-
-def _plain(value: Any) -> Any:
-    """A state of Grain's as plain JSON: its iterators keep NumPy integers here and there.
-
-    Tuples are marked: a packer that gets a list back for its tuple takes it for something else.
-    """
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple):
-        return {_TUPLE: [_plain(item) for item in value]}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, (str, int, float)):
-        return value
-    raise TypeError(f"a pipeline's state must be plain JSON; got {type(value).__name__}.")
-
-
-def revive(value: Any) -> Any:
-    """A pipeline's state as it was before it became plain JSON, but for NumPy's types."""
-    if isinstance(value, Mapping):
-        if set(value) == {_TUPLE}:
-            return tuple(revive(item) for item in value[_TUPLE])
-        return {key: revive(item) for key, item in value.items()}
-    return [revive(item) for item in value] if isinstance(value, list) else value

@@ -22,11 +22,11 @@ __all__ = [
     "LaneError",
     "LanePlan",
     "LaneRows",
-    "Part",
+    "RowBlock",
     "first_row",
-    "join_parts",
+    "join_blocks",
     "padding_of_lane",
-    "take_part",
+    "take_block",
 ]
 
 
@@ -271,7 +271,7 @@ def _no_such_batch(used: int) -> ValueError:
     return ValueError(f"{used} rows of a batch were used, and there is no such batch")
 
 
-class Part(NamedTuple):
+class RowBlock(NamedTuple):
     """One step of some lanes."""
 
     columns: Columns | None  # rows in lane order; None where there are none
@@ -279,7 +279,7 @@ class Part(NamedTuple):
     states: list[Any]  # of each lane, after these rows
 
 
-def take_part(lanes: Sequence[LaneRows], num_rows_each: int) -> Part:
+def take_block(lanes: Sequence[LaneRows], num_rows_each: int) -> RowBlock:
     """Takes rows from lanes, in lane order, and puts them together.
 
     Raises:
@@ -294,14 +294,14 @@ def take_part(lanes: Sequence[LaneRows], num_rows_each: int) -> Part:
         states.append(lane.get_state())
         pieces += taken
     if not pieces:
-        return Part(None, counts, states)
+        return RowBlock(None, counts, states)
     try:
         columns = join(pieces) if batched else stack(pieces)
     except ValueError as error:
         raise LaneError(f"lanes {lanes[0].lane} to {lanes[-1].lane}: {error}", lanes[0].lane) from (
             error
         )
-    return Part(columns, counts, states)
+    return RowBlock(columns, counts, states)
 
 
 def first_row(plan: LanePlan, owned: Sequence[int]) -> Columns | None:
@@ -309,7 +309,7 @@ def first_row(plan: LanePlan, owned: Sequence[int]) -> Columns | None:
     for lane in owned:
         rows = LaneRows(plan, lane)
         try:
-            part = take_part([rows], 1)
+            part = take_block([rows], 1)
         finally:
             rows.close()
         if part.columns is not None:
@@ -317,7 +317,7 @@ def first_row(plan: LanePlan, owned: Sequence[int]) -> Columns | None:
     return None
 
 
-def join_parts(parts: Sequence[Part]) -> Part:
+def join_blocks(parts: Sequence[RowBlock]) -> RowBlock:
     """Several groups of lanes as one, in order."""
     if len(parts) == 1:
         return parts[0]
@@ -328,7 +328,7 @@ def join_parts(parts: Sequence[Part]) -> Part:
             raise ValueError("elements of all lanes must be alike.")
         joined = [np.concatenate(leaves) for leaves in zip(*(c.leaves for c in given), strict=True)]
         columns = Columns(given[0].tree, joined)
-    return Part(
+    return RowBlock(
         columns,
         [count for part in parts for count in part.counts],
         [state for part in parts for state in part.states],

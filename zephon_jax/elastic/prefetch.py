@@ -10,20 +10,20 @@ import weakref
 from typing import Any
 
 from zephon_jax.elastic.columns import Columns
-from zephon_jax.elastic.steps import Engine, Place, Rules, Step, make_step
+from zephon_jax.elastic.steps import Engine, Step, StepPosition, StepRules, make_step
 
-__all__ = ["Run"]
+__all__ = ["StepPrefetcher"]
 
 
-class Run:
+class StepPrefetcher:
     """Makes steps from a place on, a few ahead; what it hands out is a step, None, or an error.
 
     Whoever waits for a step waits for `limit` seconds at most. A run that is dropped stops.
     """
 
     def __init__(
-        self, engine: Engine, rules: Rules, place: Place, ahead: int, like: list[Columns],
-        limit: float,
+        self, engine: Engine, rules: StepRules, place: StepPosition, ahead: int,
+        like: list[Columns], limit: float,
     ):  # fmt: skip
         self._queue: queue.Queue[Step | Exception | None] = queue.Queue(maxsize=ahead)
         self._stop = threading.Event()
@@ -84,7 +84,7 @@ class Run:
             raise TimeoutError(_slow(self._rules, self._limit))
 
 
-def _slow(rules: Rules, limit: float) -> str:
+def _slow(rules: StepRules, limit: float) -> str:
     return (
         f"lanes {rules.owned[0]} to {rules.owned[-1]} have not made a step within {limit:g} s: a"
         " pipeline hangs, or filters nearly everything, or needs a longer timeout=."
@@ -92,7 +92,7 @@ def _slow(rules: Rules, limit: float) -> str:
 
 
 _SECONDS_AT_EXIT = 5.0
-_running: weakref.WeakSet[Run] = weakref.WeakSet()
+_running: weakref.WeakSet[StepPrefetcher] = weakref.WeakSet()
 
 
 @atexit.register
@@ -103,7 +103,7 @@ def _close_all() -> None:
 
 
 def _produce(
-    engine: Engine, rules: Rules, place: Place, like: list[Columns], out: Any,
+    engine: Engine, rules: StepRules, place: StepPosition, like: list[Columns], out: Any,
     stop: threading.Event,
 ) -> None:  # fmt: skip
     import jax

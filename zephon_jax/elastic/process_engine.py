@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from zephon_jax.elastic.lane_rows import LanePlan, LaneRows, Part
+    from zephon_jax.elastic.lane_rows import LanePlan, LaneRows, RowBlock
 
 __all__ = ["ProcessEngine"]
 
@@ -93,7 +93,7 @@ def _opened(packed: bytes) -> list[LaneRows]:
 
 def _work(connection: Any, packed: bytes) -> None:
     """A worker: opens its lanes and takes rows as it is told, until the connection closes."""
-    from zephon_jax.elastic.lane_rows import take_part
+    from zephon_jax.elastic.lane_rows import take_block
 
     lanes: list[LaneRows] = []
     with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
@@ -106,7 +106,7 @@ def _work(connection: Any, packed: bytes) -> None:
                         lane.set_state(state)
                     answer: Any = None
                 else:
-                    part = take_part(lanes, argument)
+                    part = take_block(lanes, argument)
                     columns = part.columns
                     shared = None if columns is None else (columns.tree, *_share(columns.leaves))
                     answer = shared, part.counts, part.states
@@ -168,10 +168,10 @@ class ProcessEngine:
         if self._workers:
             self._ask("go to", [self._states[a:b] for a, b in self._shares])
 
-    def take(self, num_rows_each: int) -> Part:
+    def take(self, num_rows_each: int) -> RowBlock:
         """Takes rows from each lane."""
         from zephon_jax.elastic.columns import Columns
-        from zephon_jax.elastic.lane_rows import Part, join_parts
+        from zephon_jax.elastic.lane_rows import RowBlock, join_blocks
 
         if not self._workers:
             self._start()
@@ -182,8 +182,8 @@ class ProcessEngine:
             if shared is not None:
                 tree, name, kept = shared
                 columns = Columns(tree, _take_shared(name, kept))
-            parts.append(Part(columns, counts, states))
-        return join_parts(parts)
+            parts.append(RowBlock(columns, counts, states))
+        return join_blocks(parts)
 
     def _ask(self, command: str, arguments: Sequence[Any]) -> list[Any]:
         """Tells all workers at once; raises what the first of them raised, when all are done."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from jax.sharding import NamedSharding
 
 __all__ = ["RowSharding", "row_sharding"]
 
@@ -12,12 +15,12 @@ __all__ = ["RowSharding", "row_sharding"]
 class RowSharding(NamedTuple):
     """The first axis of a batch on a mesh."""
 
-    sharding: Any  # NamedSharding of that axis alone
+    sharding: NamedSharding  # NamedSharding of that axis alone
     names: tuple[str, ...]  # axes of the mesh that cut it
     num_parts: int  # parts that they cut it into
 
 
-def row_sharding(sharding: Any) -> RowSharding:
+def row_sharding(sharding: NamedSharding) -> RowSharding:
     """The part of a `jax.sharding.NamedSharding` that is about the first axis.
 
     Example:

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
-from zephon_jax._process import DaemonThreads
 from zephon_jax.elastic.columns import Columns, masked, masked_row, spec_of, tree_of
 from zephon_jax.elastic.lane_rows import (
     LaneError,
     LanePlan,
-    LaneRows,
-    Part,
+    RowBlock,
     first_row,
-    join_parts,
     padding_of_lane,
-    take_part,
 )
 
 __all__ = [
     "Engine",
-    "Place",
-    "Rules",
     "Step",
-    "ThreadEngine",
+    "StepPosition",
+    "StepRules",
     "constant_rows",
     "make_batch",
     "make_step",
@@ -38,7 +31,7 @@ __all__ = [
 ]
 
 
-class Place(NamedTuple):
+class StepPosition(NamedTuple):
     """Where a run of lanes stands."""
 
     step: int  # global batches handed out
@@ -51,10 +44,10 @@ class Step(NamedTuple):
     """One batch of this host and the place after it."""
 
     batch: Any
-    place: Place
+    place: StepPosition
 
 
-class Rules(NamedTuple):
+class StepRules(NamedTuple):
     """How many rows a step takes, and when all lanes end."""
 
     rows_of: Callable[[int], int]  # step -> rows from each lane
@@ -73,7 +66,7 @@ class Engine(Protocol):
         """Puts each lane at a state."""
         ...
 
-    def take(self, num_rows_each: int) -> Part:
+    def take(self, num_rows_each: int) -> RowBlock:
         """Takes rows from each lane."""
         ...
 
@@ -114,53 +107,7 @@ def rows_at(global_batch_size: Callable[[int], Any], num_lanes: int, step: int) 
     return rows_each(global_batch_size(step), num_lanes)
 
 
-class ThreadEngine:
-    """Lanes in threads of this process, each with a contiguous share of them.
-
-    The threads are daemons: a pipeline that hangs in one does not keep the program from ending.
-    """
-
-    def __init__(self, lanes: Sequence[LaneRows], num_threads: int):
-        self._lanes = list(lanes)
-        bounds = np.linspace(0, len(lanes), max(1, min(num_threads, len(lanes))) + 1).astype(int)
-        self._groups = [self._lanes[a:b] for a, b in itertools.pairwise(bounds)]
-        self._pool: DaemonThreads | None = None
-
-    def go_to(self, states: Sequence[Any]) -> None:
-        """Puts each lane at a state."""
-        for lane, state in zip(self._lanes, states, strict=True):
-            lane.set_state(state)
-
-    def take(self, num_rows_each: int) -> Part:
-        """Takes rows from each lane; one share of them on the calling thread."""
-        if len(self._groups) == 1:
-            return take_part(self._groups[0], num_rows_each)
-        if self._pool is None:
-            self._pool = DaemonThreads(len(self._groups) - 1, "zephon_jax lanes")
-        take = functools.partial(take_part, num_rows_each=num_rows_each)
-        others = [self._pool.submit(take, group) for group in self._groups[1:]]
-        try:
-            first = take_part(self._groups[0], num_rows_each)
-        finally:
-            # Lanes must not be touched while a thread is still at them.
-            errors = [future.exception() for future in others]
-        for error in errors:
-            if error is not None:
-                raise error
-        return join_parts([first, *(future.result() for future in others)])
-
-    def kill(self) -> bool:
-        """Nothing: threads cannot be ended."""
-        return False
-
-    def close(self) -> None:
-        """Ends the threads."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
-
-
-def _expected(rules: Rules, rows: int, each: int) -> list[int] | None:
+def _expected(rules: StepRules, rows: int, each: int) -> list[int] | None:
     """Rows that each owned lane must give next, where the schedule says so."""
     if rules.lengths is None:
         return None
@@ -168,7 +115,7 @@ def _expected(rules: Rules, rows: int, each: int) -> list[int] | None:
     return np.clip(left, 0, each).tolist()
 
 
-def _check_counts(rules: Rules, counts: list[int], rows: int, each: int) -> None:
+def _check_counts(rules: StepRules, counts: list[int], rows: int, each: int) -> None:
     expected = _expected(rules, rows, each)
     if expected is None or expected == counts:
         return
@@ -180,14 +127,14 @@ def _check_counts(rules: Rules, counts: list[int], rows: int, each: int) -> None
     )
 
 
-def _has_ended(rules: Rules, place: Place, each: int) -> bool:
+def _has_ended(rules: StepRules, place: StepPosition, each: int) -> bool:
     """True where the schedule says that there is no further step."""
     if rules.pad:
         return rules.longest is not None and place.rows >= rules.longest
     return rules.shortest is not None and place.rows + each > rules.shortest
 
 
-def _check_end(engine: Engine, rules: Rules, place: Place, each: int) -> None:
+def _check_end(engine: Engine, rules: StepRules, place: StepPosition, each: int) -> None:
     """Checks that the pipelines have no more rows than the schedule says.
 
     Raises:
@@ -200,7 +147,9 @@ def _check_end(engine: Engine, rules: Rules, place: Place, each: int) -> None:
     _check_counts(rules, part.counts, place.rows, each)
 
 
-def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -> Step | None:
+def make_step(
+    engine: Engine, rules: StepRules, place: StepPosition, like: list[Columns]
+) -> Step | None:
     """Makes the step after a place, or None at the end. `like` keeps a masked row.
 
     Raises:
@@ -229,7 +178,7 @@ def make_step(engine: Engine, rules: Rules, place: Place, like: list[Columns]) -
         if not like:
             like.append(_masked_row(part.columns, rules))
     batch = make_batch(part, rules, each, like, spec)
-    return Step(batch, Place(place.step + 1, place.rows + each, part.states, spec))
+    return Step(batch, StepPosition(place.step + 1, place.rows + each, part.states, spec))
 
 
 def _alike(columns: Columns, other: Columns) -> bool:
@@ -250,12 +199,12 @@ def _checked_spec(columns: Columns, before: str) -> str:
     return spec
 
 
-def _masked_row(columns: Columns, rules: Rules) -> Columns:
+def _masked_row(columns: Columns, rules: StepRules) -> Columns:
     """A masked row: padding as the pipeline makes it, where it packs."""
     return masked_row(columns, padding_of_lane(rules.plan, rules.owned[0]) if rules.pad else {})
 
 
-def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
+def see_row(rules: StepRules, like: list[Columns], spec: str) -> bool:
     """Reads a first row, where a run began among masked ones: of other lanes if these have none.
 
     Returns:
@@ -270,7 +219,7 @@ def see_row(rules: Rules, like: list[Columns], spec: str) -> bool:
     return bool(like)
 
 
-def make_batch(part: Part, rules: Rules, each: int, like: list[Columns], spec: str) -> Any:
+def make_batch(part: RowBlock, rules: StepRules, each: int, like: list[Columns], spec: str) -> Any:
     """The batch of a part, with masked rows where lanes gave fewer.
 
     Raises:

@@ -13,7 +13,9 @@ import re
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+from fsspec import AbstractFileSystem
 
 from zephon_jax.elastic.checkpoint.lane_files import (
     LANES,
@@ -37,6 +39,7 @@ __all__ = [
     "make_manifest",
     "manifests_in",
     "open_checkpoint",
+    "read_file",
     "read_files",
     "read_manifest",
     "remove_mark",
@@ -69,7 +72,7 @@ def folder_of(root: str, step: int) -> str:
     return f"{root.rstrip('/')}/step_{step:010d}"
 
 
-def write_file(fs: Any, path: str, data: bytes) -> None:
+def write_file(fs: AbstractFileSystem, path: str, data: bytes) -> None:
     """Writes a file that exists whole or not at all, where the file system can do that."""
     if not getattr(fs, "local_file", False):
         fs.pipe_file(path, data)  # object stores make it visible at once
@@ -82,7 +85,12 @@ def write_file(fs: Any, path: str, data: bytes) -> None:
     os.replace(beside, path)
 
 
-def entries_of(fs: Any, root: str) -> list[tuple[int, str]]:
+def read_file(fs: AbstractFileSystem, path: str) -> bytes:
+    """What is in a file."""
+    return cast(bytes, fs.cat_file(path))
+
+
+def entries_of(fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
     """Steps and their folders, whether complete or not, and whoever made them."""
     try:
         fs.invalidate_cache()
@@ -94,7 +102,7 @@ def entries_of(fs: Any, root: str) -> list[tuple[int, str]]:
     return [(int(n[1]), folder) for n, folder in zip(names, folders, strict=True) if n]
 
 
-def sizes_of(fs: Any, folder: str) -> dict[str, int | None]:
+def sizes_of(fs: AbstractFileSystem, folder: str) -> dict[str, int | None]:
     """Files of a folder by name, with their sizes where the file system tells."""
     try:
         entries = fs.ls(folder, detail=True)
@@ -108,14 +116,14 @@ def manifests_in(names: Iterable[str]) -> list[str]:
     return sorted(n for n in names if n.startswith("manifest") and n.endswith(".json"))
 
 
-def is_ours(fs: Any, path: str) -> bool:
+def is_ours(fs: AbstractFileSystem, path: str) -> bool:
     """True for a manifest, torn or not; other programs write files of that name too."""
-    data = fs.cat_file(path)[: len(_BEGINS)]
+    data = read_file(fs, path)[: len(_BEGINS)]
     return data == _BEGINS[: len(data)]
 
 
 def make_manifest(
-    fs: Any, folder: str, state: Mapping[str, Any], lanes: Mapping[str, list[int]]
+    fs: AbstractFileSystem, folder: str, state: Mapping[str, Any], lanes: Mapping[str, list[int]]
 ) -> bytes:
     """What makes a checkpoint of a folder, after a look at all files of lanes.
 
@@ -128,19 +136,19 @@ def make_manifest(
     Raises:
       ValueError: If the files do not fit together, or lack lanes.
     """
-    files = {name: fs.cat_file(f"{folder}/{name}") for name in lanes}
+    files = {name: read_file(fs, f"{folder}/{name}") for name in lanes}
     from_files(files)
     sizes = {name: len(data) for name, data in files.items()}
     shared = {name: state[name] for name in SHARED[1:]}
     return wrap(MANIFEST, {"version": _VERSION, "files": dict(lanes), "sizes": sizes, **shared})
 
 
-def write_manifest(fs: Any, folder: str, manifest: bytes) -> None:
+def write_manifest(fs: AbstractFileSystem, folder: str, manifest: bytes) -> None:
     """Makes a checkpoint of a folder; takes away what only the one before it there named."""
     path = f"{folder}/manifest.json"
     before: set[str] = set()
     with contextlib.suppress(FileNotFoundError, ValueError, KeyError):
-        before = set(unwrap(MANIFEST, path, fs.cat_file(path))["files"])
+        before = set(unwrap(MANIFEST, path, read_file(fs, path))["files"])
     write_file(fs, path, manifest)
     remove_mark(fs, folder)  # the run came here again
     for name in sorted(before - set(unwrap(MANIFEST, path, manifest)["files"])):
@@ -149,13 +157,15 @@ def write_manifest(fs: Any, folder: str, manifest: bytes) -> None:
                 fs.rm_file(f"{folder}/{name}")
 
 
-def remove_mark(fs: Any, folder: str) -> None:
+def remove_mark(fs: AbstractFileSystem, folder: str) -> None:
     """Makes an abandoned checkpoint one of the run's own line again."""
     if fs.exists(f"{folder}/{ABANDONED}"):
         fs.rm_file(f"{folder}/{ABANDONED}")
 
 
-def choose(fs: Any, root: str, directory: Any, step: int | None) -> Checkpoint:
+def choose(
+    fs: AbstractFileSystem, root: str, directory: str | os.PathLike[str], step: int | None
+) -> Checkpoint:
     """The checkpoint that is asked for, or the newest whole one that is not abandoned.
 
     Warns of newer ones that are not whole.
@@ -191,13 +201,15 @@ class _TwoFound(ValueError):
     """A step has two checkpoints, and nobody can tell which is meant."""
 
 
-def _complete(fs: Any, folders: Iterable[str]) -> dict[str, dict[str, int | None]]:
+def _complete(fs: AbstractFileSystem, folders: Iterable[str]) -> dict[str, dict[str, int | None]]:
     """Those of some folders that have a manifest, and their files: others are not ours."""
     names = {folder: sizes_of(fs, folder) for folder in folders}
     return {folder: held for folder, held in names.items() if manifests_in(held)}
 
 
-def _only_one(fs: Any, step: int, folders: Iterable[str], *, abandoned: bool) -> Checkpoint | None:
+def _only_one(
+    fs: AbstractFileSystem, step: int, folders: Iterable[str], *, abandoned: bool
+) -> Checkpoint | None:
     """The checkpoint of a step, None where there is none, or only an abandoned one."""
     names = _complete(fs, folders)
     if not abandoned:
@@ -215,7 +227,10 @@ def _only_one(fs: Any, step: int, folders: Iterable[str], *, abandoned: bool) ->
 
 
 def _none_found(
-    fs: Any, folders: Mapping[int, Iterable[str]], directory: Any, step: int | None
+    fs: AbstractFileSystem,
+    folders: Mapping[int, Iterable[str]],
+    directory: str | os.PathLike[str],
+    step: int | None,
 ) -> str:
     complete = {n: _complete(fs, folders[n]).values() for n in sorted(folders)}
     abandoned = [n for n, found in complete.items() if any(ABANDONED in one for one in found)]
@@ -225,7 +240,7 @@ def _none_found(
     return f"no complete checkpoint{which} in {directory}; complete ones: {kept}.{more}"
 
 
-def open_checkpoint(fs: Any, folder: str) -> Checkpoint | None:
+def open_checkpoint(fs: AbstractFileSystem, folder: str) -> Checkpoint | None:
     """The checkpoint that a folder is, whatever its name; None where it has no manifest.
 
     Raises:
@@ -238,7 +253,9 @@ def open_checkpoint(fs: Any, folder: str) -> Checkpoint | None:
     return Checkpoint(manifest["step"], folder, manifest)
 
 
-def read_manifest(fs: Any, folder: str, names: Mapping[str, int | None]) -> dict[str, Any]:
+def read_manifest(
+    fs: AbstractFileSystem, folder: str, names: Mapping[str, int | None]
+) -> dict[str, Any]:
     """Reads a manifest, and checks that what it names is there and has its size.
 
     Raises:
@@ -251,7 +268,7 @@ def read_manifest(fs: Any, folder: str, names: Mapping[str, int | None]) -> dict
             " together."
         )
     path = f"{folder}/{manifests[0]}"
-    manifest = unwrap(MANIFEST, path, fs.cat_file(path))
+    manifest = unwrap(MANIFEST, path, read_file(fs, path))
     version = manifest.get("version")
     if type(version) is not int or not 1 <= version <= _VERSION:
         raise OtherVersion(f"{path} has version {version!r}; this reads up to version {_VERSION}.")
@@ -268,17 +285,21 @@ def read_manifest(fs: Any, folder: str, names: Mapping[str, int | None]) -> dict
     return manifest
 
 
-def _read_lanes(fs: Any, folder: str, manifest: Mapping[str, Any], name: str) -> bytes:
+def _read_lanes(
+    fs: AbstractFileSystem, folder: str, manifest: Mapping[str, Any], name: str
+) -> bytes:
     """Reads a file that a manifest names, and checks that it belongs to it."""
     path = f"{folder}/{name}"
-    data = fs.cat_file(path)
+    data = read_file(fs, path)
     body = unwrap(LANES, f"{path} (lanes {manifest['files'][name]})", data)
     shared = {**manifest, "version": body["version"], "lanes": {}}
     check_alike(path, body, f"{folder}/manifest.json", shared)
     return data
 
 
-def read_files(fs: Any, found: Checkpoint, lanes: Iterable[int] | None) -> dict[str, bytes]:
+def read_files(
+    fs: AbstractFileSystem, found: Checkpoint, lanes: Iterable[int] | None
+) -> dict[str, bytes]:
     """The files of a checkpoint that hold these lanes, or all of them.
 
     Raises:

@@ -10,7 +10,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zephon_jax.elastic.checkpoint.checkpointable import Checkpointable
 
 __all__ = [
     "LANES",
@@ -164,7 +167,7 @@ async def write_files(directory: Any, files: Mapping[str, bytes]) -> None:
         await asyncio.to_thread((folder / name).write_bytes, data)
 
 
-async def load_files(directory: Any, iterator: Any) -> None:
+async def load_files(directory: Any, iterator: Checkpointable) -> None:
     """Puts an iterator where the files of a folder say."""
     files = await asyncio.to_thread(lane_files, directory)
-    iterator.set_state(from_files(files, iterator.dataset.owned_lanes))
+    iterator.set_state(from_files(files, iterator.owned_lanes))

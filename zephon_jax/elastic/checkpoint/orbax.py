@@ -13,8 +13,8 @@ from typing import Any
 import orbax.checkpoint as ocp
 from etils import epath
 
+from zephon_jax.elastic.checkpoint.checkpointable import Checkpointable, check_iterator
 from zephon_jax.elastic.checkpoint.lane_files import from_files, lane_files, to_files
-from zephon_jax.elastic.checkpoint.save_restore import check_iterator
 
 __all__ = ["ElasticHandler", "ElasticRestore", "ElasticSave"]
 
@@ -42,13 +42,13 @@ class ElasticHandler(ocp.CheckpointHandler):
         """Writes this host's lanes."""
         iterator = _iterator_of(args, kwargs)
         state = iterator.get_state()
-        for name, data in to_files(state, iterator.dataset.written_lanes).items():
+        for name, data in to_files(state, iterator.written_lanes).items():
             (directory / name).write_bytes(data)
 
     def restore(self, directory: epath.Path, *args: Any, **kwargs: Any) -> Any:
         """Puts the iterator where it was saved, on any number of hosts, and returns it."""
         iterator = _iterator_of(args, kwargs)
-        iterator.set_state(from_files(lane_files(directory), iterator.dataset.owned_lanes))
+        iterator.set_state(from_files(lane_files(directory), iterator.owned_lanes))
         return iterator
 
     def finalize(self, directory: epath.Path) -> None:
@@ -56,11 +56,10 @@ class ElasticHandler(ocp.CheckpointHandler):
         from_files(lane_files(directory))
 
 
-def _iterator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _iterator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Checkpointable:
     given = kwargs.get("args", args[0] if args else kwargs.get("item"))
     iterator = getattr(given, "item", given)
-    check_iterator(iterator)
-    return iterator
+    return check_iterator(iterator)
 
 
 @ocp.args.register_with_handler(ElasticHandler, for_save=True)
@@ -68,7 +67,7 @@ def _iterator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class ElasticSave(ocp.args.CheckpointArgs):
     """Saves `item`, an elastic iterator."""
 
-    item: Any
+    item: Checkpointable
 
 
 @ocp.args.register_with_handler(ElasticHandler, for_restore=True)
@@ -76,4 +75,4 @@ class ElasticSave(ocp.args.CheckpointArgs):
 class ElasticRestore(ocp.args.CheckpointArgs):
     """Restores into `item`, an elastic iterator."""
 
-    item: Any
+    item: Checkpointable

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fsspec import AbstractFileSystem
+
 from zephon_jax.elastic.checkpoint.folder import (
     ABANDONED,
     MANIFEST,
@@ -19,6 +21,7 @@ from zephon_jax.elastic.checkpoint.folder import (
     folder_of,
     is_ours,
     manifests_in,
+    read_file,
     read_manifest,
     sizes_of,
     write_file,
@@ -27,24 +30,28 @@ from zephon_jax.elastic.checkpoint.lane_files import LANES, LANES_NAME, unwrap
 
 __all__ = ["abandon", "check_runs", "later_than", "prune"]
 
-_OURS = re.compile(rf"(manifest\.json|{ABANDONED}|{LANES_NAME.pattern})(\.[0-9a-f]{{32}}\.partial)?")
+_OURS = re.compile(
+    rf"(manifest\.json|{ABANDONED}|{LANES_NAME.pattern})(\.[0-9a-f]{{32}}\.partial)?"
+)
 
 
-def _runs_of(fs: Any, folder: str, names: Iterable[str]) -> set[str]:
+def _runs_of(fs: AbstractFileSystem, folder: str, names: Iterable[str]) -> set[str]:
     """The runs that files of a folder say to be of: by its manifests, else by its lanes."""
     lanes = sorted(name for name in names if LANES_NAME.fullmatch(name))
     for kind, chosen in ((MANIFEST, manifests_in(names)), (LANES, lanes)):
         found = set()
         for name in chosen:
             with contextlib.suppress(FileNotFoundError, ValueError):  # removed, torn, or not ours
-                body = unwrap(kind, name, fs.cat_file(f"{folder}/{name}"))
+                body = unwrap(kind, name, read_file(fs, f"{folder}/{name}"))
                 found.add(str(body.get("run")))
         if found:
             return found
     return set()
 
 
-def check_runs(fs: Any, root: str, step: int, run: str, *, later: bool = True) -> None:
+def check_runs(
+    fs: AbstractFileSystem, root: str, step: int, run: str, *, later: bool = True
+) -> None:
     """Checks that a save of a step would neither write over nor abandon what another run saved.
 
     Args:
@@ -75,7 +82,7 @@ def check_runs(fs: Any, root: str, step: int, run: str, *, later: bool = True) -
         )
 
 
-def _check_ours(fs: Any, folder: str, names: Mapping[str, Any]) -> None:
+def _check_ours(fs: AbstractFileSystem, folder: str, names: Mapping[str, Any]) -> None:
     if "manifest.json" in names and not is_ours(fs, f"{folder}/manifest.json"):
         raise ValueError(
             f"{folder}/manifest.json is not a manifest of a checkpoint, and saving would write over"
@@ -83,7 +90,7 @@ def _check_ours(fs: Any, folder: str, names: Mapping[str, Any]) -> None:
         )
 
 
-def later_than(fs: Any, root: str, step: int, run: str) -> dict[str, int]:
+def later_than(fs: AbstractFileSystem, root: str, step: int, run: str) -> dict[str, int]:
     """Steps, by folder, of a run's complete checkpoints after a step that are not abandoned yet."""
     found = {}
     for later, folder in entries_of(fs, root):
@@ -95,7 +102,7 @@ def later_than(fs: Any, root: str, step: int, run: str) -> dict[str, int]:
     return found
 
 
-def abandon(fs: Any, folders: Iterable[str], step: int) -> None:
+def abandon(fs: AbstractFileSystem, folders: Iterable[str], step: int) -> None:
     """Marks checkpoints of steps that the run has not come to, since it went back.
 
     They stay, and are restored where their step is asked for.
@@ -106,7 +113,7 @@ def abandon(fs: Any, folders: Iterable[str], step: int) -> None:
             write_file(fs, f"{folder}/{ABANDONED}", text)
 
 
-def prune(fs: Any, root: str, keep: int, saved: int, run: str) -> None:
+def prune(fs: AbstractFileSystem, root: str, keep: int, saved: int, run: str) -> None:
     """Removes all but a run's newest whole checkpoints, and what it left incomplete before them.
 
     What is later than the one that was just saved stays, abandoned or not, and what a later release
@@ -128,7 +135,7 @@ def prune(fs: Any, root: str, keep: int, saved: int, run: str) -> None:
             _remove(fs, folder, names)
 
 
-def _is_whole(fs: Any, folder: str, names: Mapping[str, Any]) -> bool:
+def _is_whole(fs: AbstractFileSystem, folder: str, names: Mapping[str, Any]) -> bool:
     try:
         return bool(manifests_in(names)) and bool(read_manifest(fs, folder, names))
     except OtherVersion:
@@ -137,7 +144,7 @@ def _is_whole(fs: Any, folder: str, names: Mapping[str, Any]) -> bool:
         return False
 
 
-def _remove(fs: Any, folder: str, names: Iterable[str]) -> None:
+def _remove(fs: AbstractFileSystem, folder: str, names: Iterable[str]) -> None:
     """Removes our files from a folder, and the folder where nothing else is in it.
 
     The manifest goes first, for half a checkpoint must not look whole, and lanes go last: they say

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import fsspec
+from fsspec import AbstractFileSystem
 
 from zephon_jax._arrays import as_int
+from zephon_jax.elastic.checkpoint.checkpointable import Checkpointable, check_iterator
 from zephon_jax.elastic.checkpoint.folder import (
-    Checkpoint,
     choose,
     folder_of,
     make_manifest,
     open_checkpoint,
+    read_file,
     read_files,
     remove_mark,
     write_file,
@@ -31,7 +34,6 @@ from zephon_jax.elastic.checkpoint.rendezvous import meet
 from zephon_jax.elastic.checkpoint.retention import abandon, check_runs, later_than, prune
 
 __all__ = [
-    "check_iterator",
     "from_files",
     "read_checkpoint",
     "restore_checkpoint",
@@ -42,27 +44,9 @@ __all__ = [
 Gather = Callable[[str, str, float], list[str]]
 
 
-def check_iterator(iterator: Any) -> None:
-    """Checks that something is the iterator of an elastic dataset, or stands on one.
-
-    Raises:
-      TypeError: If it is not.
-    """
-    if not hasattr(getattr(iterator, "dataset", None), "owned_lanes"):
-        raise TypeError(
-            "checkpoints are of the iterator of an ElasticIterDataset, or of GlobalBatches; got"
-            f" {type(iterator).__name__}."
-        )
-
-
-def _under(iterator: Any) -> Any:
-    """The elastic iterator that is given, or that what is given stands on."""
-    return getattr(iterator, "iterator", iterator)
-
-
 def save_checkpoint(
-    directory: Any,
-    iterator: Any,
+    directory: str | os.PathLike[str],
+    iterator: Checkpointable,
     step: int | None = None,
     *,
     state: Mapping[str, Any] | None = None,
@@ -120,14 +104,14 @@ def save_checkpoint(
     part = _write_part(fs, root, iterator, step, state)
     meeting = functools.partial(_meet, gather, str(directory), part.step, timeout=timeout)
     reports = [json.loads(text) for text in meeting(0, json.dumps(part.report))]
-    _check_reports(reports, part.step, iterator.dataset.num_lanes)
+    _check_reports(reports, part.step, iterator.num_lanes)
     problem = ""
-    if 0 in iterator.dataset.written_lanes:
+    if 0 in iterator.written_lanes:
         problem = _finish(fs, root, part, reports, keep)
     failed = [text for text in meeting(1, problem) if text]
     if failed:
         raise RuntimeError(failed[0])
-    _under(iterator).taken_up = None
+    iterator.restored_from = None
     if part.later:
         steps = sorted(part.later.values())
         warnings.warn(
@@ -138,7 +122,7 @@ def save_checkpoint(
     return part.folder
 
 
-class _Part(NamedTuple):
+class HostPart(NamedTuple):
     """What one host has written of a checkpoint; it is whole with what all have."""
 
     step: int | None  # None where it could not be told
@@ -150,16 +134,19 @@ class _Part(NamedTuple):
 
 
 def _write_part(
-    fs: Any, root: str, iterator: Any, step: int | None, snapshot: Mapping[str, Any] | None
-) -> _Part:
+    fs: AbstractFileSystem,
+    root: str,
+    iterator: Checkpointable,
+    step: int | None,
+    snapshot: Mapping[str, Any] | None,
+) -> HostPart:
     """Writes this host's file. What goes wrong is for all hosts to hear, and so is not raised."""
-    lanes = sorted(iterator.dataset.written_lanes)
+    lanes = sorted(iterator.written_lanes)
     report: dict[str, Any] = {"files": {}, "step": step, "error": ""}
     state: dict[str, Any] = {}
     folder, later = "", {}
     try:
-        given = snapshot is not None
-        state = _under(iterator).checked_state(snapshot) if given else iterator.get_state()
+        state = iterator.get_state() if snapshot is None else iterator.checked_state(snapshot)
         named: int = state["step"] if step is None else step
         step = report["step"] = named
         folder = folder_of(root, named)
@@ -172,12 +159,12 @@ def _write_part(
             report["files"][name] = lanes
     except Exception as error:
         report["error"] = f"{type(error).__name__}: {error}"
-    return _Part(step, folder, state, later, _taken_up(root, iterator, step), report)
+    return HostPart(step, folder, state, later, _taken_up(root, iterator, step), report)
 
 
-def _taken_up(root: str, iterator: Any, step: int | None) -> str | None:
+def _taken_up(root: str, iterator: Checkpointable, step: int | None) -> str | None:
     """The abandoned checkpoint that the run went on from to this step, None where there is none."""
-    before: Checkpoint | None = getattr(_under(iterator), "taken_up", None)
+    before = iterator.restored_from
     if before is None or step is None or before.step >= step:
         return None
     return before.folder if before.folder.rsplit("/", 1)[0] == root.rstrip("/") else None
@@ -215,7 +202,11 @@ def _check_reports(reports: Sequence[Mapping[str, Any]], step: int | None, num_l
 
 
 def _finish(
-    fs: Any, root: str, part: _Part, reports: Iterable[Mapping[str, Any]], keep: int | None
+    fs: AbstractFileSystem,
+    root: str,
+    part: HostPart,
+    reports: Iterable[Mapping[str, Any]],
+    keep: int | None,
 ) -> str:
     """Makes the checkpoint of the parts; returns what went wrong, for all hosts to hear."""
     assert part.step is not None
@@ -236,8 +227,8 @@ def _finish(
 
 
 def restore_checkpoint(
-    directory: Any,
-    iterator: Any,
+    directory: str | os.PathLike[str],
+    iterator: Checkpointable,
     step: int | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -266,18 +257,21 @@ def restore_checkpoint(
     step = None if step is None else as_int(step, "step", 0)
     fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
     found = choose(fs, root, directory, step)
-    files = read_files(fs, found, iterator.dataset.owned_lanes)
-    state = from_files(files, iterator.dataset.owned_lanes)
+    files = read_files(fs, found, iterator.owned_lanes)
+    state = from_files(files, iterator.owned_lanes)
     try:
         iterator.set_state(state)
-        _under(iterator).taken_up = found if found.abandoned else None
+        iterator.restored_from = found if found.abandoned else None
     except ValueError as error:
         raise ValueError(f"{found.folder}, files {sorted(files)}: {error}") from error
     return found.step
 
 
 def read_checkpoint(
-    directory: Any, step: int | None = None, *, storage_options: Mapping[str, Any] | None = None
+    directory: str | os.PathLike[str],
+    step: int | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Reads a checkpoint without an iterator, to look into it.
 
@@ -303,7 +297,7 @@ def read_checkpoint(
     if step is not None and (found or lanes):
         raise FileNotFoundError(f"{directory} is one checkpoint: it has no steps to choose from.")
     if found is None and lanes:
-        files = {name: fs.cat_file(f"{folder}/{name}") for name in lanes}
+        files = {name: read_file(fs, f"{folder}/{name}") for name in lanes}
     else:
         files = read_files(fs, found or choose(fs, root, directory, step), None)
     held = [lane for n, data in files.items() for lane in unwrap(LANES, n, data)["lanes"]]

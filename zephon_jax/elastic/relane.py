@@ -8,27 +8,26 @@ be cut as often as one likes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
-from zephon_jax.elastic.dataset import ElasticIterator, ElasticIterDataset
-from zephon_jax.elastic.iterator import revive
-from zephon_jax.elastic.lane_rows import LaneRows
+from zephon_jax.elastic.lane_rows import LanePlan, LaneRows
+from zephon_jax.elastic.plain_json import revive
 from zephon_jax.mixture.relane import relane
 from zephon_jax.mixture.state import MixtureState, from_words
 from zephon_jax.sources.checks import draw
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import state_from_dict
-from zephon_jax.sources.stopped import SourcePart, StoppedSource
+from zephon_jax.sources.stopped import SourcePart
 from zephon_jax.sources.work_source import WorkSource
 
-__all__ = ["Recut", "RecutSource", "boundary_of", "recut"]
+__all__ = ["RelanedSource", "boundary_of"]
 
 
-class RecutSource(SourcePart[MixtureState]):
+class RelanedSource(SourcePart[MixtureState]):
     """A mixture that goes on from a chunk with another number of lanes.
 
     Args:
@@ -42,16 +41,16 @@ class RecutSource(SourcePart[MixtureState]):
 
     Example:
       >>> import zephon_jax as zx
-      >>> from zephon_jax.elastic.recut import RecutSource
+      >>> from zephon_jax.elastic.relane import RelanedSource
       >>> toy = zx.Dataset.from_counts("toy", [80])
       >>> source = zx.StaticMixtureWorkSource([toy], {"toy": 1}, chunk_size=10)
-      >>> three = RecutSource(source, 2, 3)  # two lanes have read a chunk each
+      >>> three = RelanedSource(source, 2, 3)  # two lanes have read a chunk each
       >>> sorted(three.next_chunk(three.init(lane, 3))[0].chunk_index for lane in range(3))
       [2, 3, 4]
     """
 
     def __init__(self, source: WorkSource[MixtureState], chunk_index: int, num_lanes: int):
-        super().__init__(source.source if isinstance(source, RecutSource) else source)
+        super().__init__(source.source if isinstance(source, RelanedSource) else source)
         chunk_index = as_int(chunk_index, "chunk_index", source.begin)
         self._states = relane([self.source.seek(chunk_index)], num_lanes)
         self.begin = from_words(self._states[0].origin)
@@ -114,27 +113,27 @@ class RecutSource(SourcePart[MixtureState]):
         )
 
 
-def boundary_of(dataset: ElasticIterDataset, state: Mapping[str, Any]) -> int:
+def boundary_of(plan: LanePlan, state: Mapping[str, Any]) -> int:
     """The first chunk of the next block of which no pipeline has read anything.
 
     Packers read ahead of what they hand out, and begin anew from an earlier place when restored; so
     each lane is restored and takes one row, which shows how far its pipeline reads.
 
     Args:
-      dataset: The elastic dataset that the state belongs to.
+      plan: The lanes that the state belongs to.
       state: A state with all lanes: `checkpoint.from_files` of all files gives one.
 
     Raises:
       ValueError: If lanes are missing.
     """
-    source, num_lanes = dataset.source, dataset.num_lanes
+    source, num_lanes = plan.source, plan.num_lanes
     missing = [lane for lane in range(num_lanes) if str(lane) not in state["lanes"]]
     if missing:
         raise ValueError(f"the boundary follows from all lanes; lanes {missing} are missing.")
     begin = source.begin
     blocks = [0]
     for lane in range(num_lanes):
-        rows = LaneRows(dataset.plan, lane)
+        rows = LaneRows(plan, lane)
         rows.set_state(revive(state["lanes"][str(lane)]))
         rows.take(1)
         rows.close()  # first: a pipeline may read ahead on a thread
@@ -145,37 +144,3 @@ def boundary_of(dataset: ElasticIterDataset, state: Mapping[str, Any]) -> int:
             begun = int(place["slot"]) > 0
             blocks.append((chunk.chunk_index - begin) // num_lanes + begun)
     return begin + max(blocks) * num_lanes
-
-
-class Recut(NamedTuple):
-    """What it takes to go on with another number of lanes."""
-
-    rest: ElasticIterator  # what the lanes so far still owe, in steps with a `row_mask`
-    source: RecutSource  # what the new lanes read; `source.begin` is where they begin
-
-
-def recut(dataset: ElasticIterDataset, state: Mapping[str, Any], num_lanes: int) -> Recut:
-    """Cuts a run into another number of lanes. All hosts call it, with the same state.
-
-    Go through `zx.synchronized(cut.rest)` first: it ends all lanes at the boundary and delivers
-    what their pipelines hold back. Then make an `ElasticIterDataset` of `cut.source` and the new
-    lanes.
-    To restore that later, make its source again by `RecutSource(source, cut.source.begin, lanes)`.
-
-    Args:
-      dataset: The elastic dataset so far, of this host.
-      state: Where it stands, with all lanes: `checkpoint.from_files` of all files gives one.
-      num_lanes: The new number of lanes.
-
-    Returns:
-      The rest of the old lanes and the source of the new ones.
-
-    Raises:
-      TypeError: If the source is not a mixture.
-      ValueError: If lanes are missing from the state.
-    """
-    end = boundary_of(dataset, state)
-    after = RecutSource(dataset.source, end, num_lanes)
-    rest = iter(dataset.padded(StoppedSource(dataset.source, end)))
-    rest.set_state(state)
-    return Recut(rest, after)

@@ -1,0 +1,45 @@
+"""States of pipelines as plain JSON, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["plain", "revive"]
+
+_TUPLE = "__tuple__"
+
+
+def plain(value: Any) -> Any:
+    """A state of Grain's as plain JSON: its iterators keep NumPy integers here and there.
+
+    Tuples are marked: a packer that gets a list back for its tuple takes it for something else.
+
+    Raises:
+      TypeError: If there is something in it that JSON does not have.
+    """
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return {_TUPLE: [plain(item) for item in value]}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a pipeline's state must be plain JSON; got {type(value).__name__}.")
+
+
+def revive(value: Any) -> Any:
+    """A pipeline's state as it was before it became plain JSON, but for NumPy's types."""
+    if isinstance(value, Mapping):
+        if set(value) == {_TUPLE}:
+            return tuple(revive(item) for item in value[_TUPLE])
+        return {key: revive(item) if isinstance(item, (Mapping, list)) else item
+                for key, item in value.items()}  # fmt: skip
+    return [revive(item) for item in value] if isinstance(value, list) else value
