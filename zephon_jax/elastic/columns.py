@@ -9,6 +9,7 @@ import numpy as np
 
 __all__ = [
     "Columns",
+    "Space",
     "join",
     "masked",
     "masked_row",
@@ -25,6 +26,13 @@ class Columns(NamedTuple):
 
     tree: Any  # the structure of one element
     leaves: list[np.ndarray]  # (rows, ...) each
+
+
+class Space(NamedTuple):
+    """Arrays that rows may be written to."""
+
+    tree: Any  # the structure of one element
+    leaves: Sequence[np.ndarray | None]  # (rows, ...) each; None for leaves of objects
 
 
 def _array(leaf: Any) -> np.ndarray:
@@ -57,13 +65,15 @@ def _kind(leaf: Any) -> str:
     return getattr(getattr(leaf, "dtype", None), "kind", "-")
 
 
-def _stack(leaves: Sequence[Any]) -> np.ndarray:
+def _stack(leaves: Sequence[Any], out: np.ndarray | None = None) -> np.ndarray:
     text = isinstance(leaves[0], (str, bytes)) or _kind(leaves[0]) in "OUS"
     arrays = [leaf if type(leaf) is np.ndarray and not text else _array(leaf) for leaf in leaves]
     kind = arrays[0].dtype
     try:
         if all(array.dtype is kind or array.dtype == kind for array in arrays):
-            return np.stack(arrays)  # raises where shapes differ
+            if out is not None and not _takes(out, kind, (len(arrays), *arrays[0].shape)):
+                out = None
+            return np.stack(arrays, out=out)  # raises where shapes differ
     except ValueError:
         pass
     kinds = sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})
@@ -73,8 +83,20 @@ def _stack(leaves: Sequence[Any]) -> np.ndarray:
     )
 
 
-def stack(rows: Sequence[Any]) -> Columns:
+def _takes(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> bool:
+    return out.dtype == dtype and out.shape == shape
+
+
+def _outs(out: Space | None, tree: Any, num_leaves: int) -> Sequence[np.ndarray | None]:
+    return [None] * num_leaves if out is None or out.tree != tree else out.leaves
+
+
+def stack(rows: Sequence[Any], out: Space | None = None) -> Columns:
     """Puts rows on top of each other.
+
+    Args:
+      rows: Elements of pipelines.
+      out: Arrays to write to, where they fit.
 
     Raises:
       ValueError: If they differ in structure, shape or dtype.
@@ -83,11 +105,17 @@ def stack(rows: Sequence[Any]) -> Columns:
     if flat is not None:
         try:
             if all(len(row) == len(flat[1]) for row in rows):
-                return Columns(flat[0], [_stack([row[name] for row in rows]) for name in flat[1]])
+                outs = _outs(out, flat[0], len(flat[1]))
+                return Columns(flat[0], [
+                    _stack([row[name] for row in rows], to)
+                    for name, to in zip(flat[1], outs, strict=True)
+                ])  # fmt: skip
         except (KeyError, TypeError):
             pass  # rows that are not alike: said below
     tree, found = _flatten(rows)
-    return Columns(tree, [_stack(leaves) for leaves in zip(*found, strict=True)])
+    outs = _outs(out, tree, len(found[0]))
+    leaves = zip(zip(*found, strict=True), outs, strict=True)
+    return Columns(tree, [_stack(rows_of_leaf, to) for rows_of_leaf, to in leaves])
 
 
 def _flat_names(row: Any) -> tuple[Any, list[str]] | None:
@@ -104,20 +132,29 @@ def _flat_names(row: Any) -> tuple[Any, list[str]] | None:
     return jax.tree.structure(row), sorted(row)
 
 
-def join(batches: Sequence[Any]) -> Columns:
+def join(batches: Sequence[Any], out: Space | None = None) -> Columns:
     """Puts batches behind each other.
+
+    Args:
+      batches: Batches, or parts of them.
+      out: Arrays to write to, where they fit.
 
     Raises:
       ValueError: If they differ in structure, shape or dtype.
     """
     tree, found = _flatten(batches)
     leaves = []
-    for parts in zip(*found, strict=True):
+    outs = _outs(out, tree, len(found[0]))
+    for parts, to in zip(zip(*found, strict=True), outs, strict=True):
         arrays = [_array(part) for part in parts]
         if any(a.shape[1:] != arrays[0].shape[1:] or a.dtype != arrays[0].dtype for a in arrays):
             kinds = sorted({f"{a.dtype}{list(a.shape)}" for a in arrays})
             raise ValueError(f"batches must have rows of one shape and dtype; got {kinds}.")
-        leaves.append(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
+        shape = (sum(map(len, arrays)), *arrays[0].shape[1:])
+        if to is not None and _takes(to, arrays[0].dtype, shape):
+            leaves.append(np.concatenate(arrays, out=to))
+        else:
+            leaves.append(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
     return Columns(tree, leaves)
 
 

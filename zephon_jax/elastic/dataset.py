@@ -282,7 +282,7 @@ class ElasticIterDataset(grain.IterDataset):
 
     def __getstate__(self) -> dict[str, Any]:
         # A pipeline that was opened to look at it is opened anew where it is asked for.
-        return {name: value for name, value in vars(self).items() if name != "first_lane"}
+        return {name: value for name, value in vars(self).items() if name != "_batching"}
 
     def __iter__(self) -> ElasticIterator:
         return ElasticIterator(HostPlan(

@@ -200,6 +200,7 @@ class ElasticIterator(grain.DatasetIterator):
         Raises:
           ValueError: If lanes are missing, or it belongs to another run or pipeline.
         """
+        self._assert_not_closed()
         place = self._read_state(state)
         self._halt()
         try:

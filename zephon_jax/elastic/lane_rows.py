@@ -9,7 +9,7 @@ import grain
 import numpy as np
 
 from zephon_jax import _compat
-from zephon_jax.elastic.columns import Columns, join, num_rows, slice_rows, stack
+from zephon_jax.elastic.columns import Columns, Space, join, num_rows, slice_rows, stack
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_dataset import LaneIterator, LaneIterDataset
 from zephon_jax.pipelines.padding import padding_of
@@ -276,11 +276,16 @@ class RowBlock(NamedTuple):
 
     columns: Columns | None  # rows in lane order; None where there are none
     counts: list[int]  # rows of each lane
-    states: list[Any]  # of each lane, after these rows
+    states: Sequence[Any]  # of each lane, after these rows
 
 
-def take_block(lanes: Sequence[LaneRows], num_rows_each: int) -> RowBlock:
+def take_block(lanes: Sequence[LaneRows], num_rows_each: int, out: Space | None = None) -> RowBlock:
     """Takes rows from lanes, in lane order, and puts them together.
+
+    Args:
+      lanes: The lanes.
+      num_rows_each: Rows of each lane; fewer come at its end.
+      out: Arrays to write rows to, where they fit.
 
     Raises:
       LaneError: If a lane's pipeline raises, or its rows are unlike those before.
@@ -296,7 +301,7 @@ def take_block(lanes: Sequence[LaneRows], num_rows_each: int) -> RowBlock:
     if not pieces:
         return RowBlock(None, counts, states)
     try:
-        columns = join(pieces) if batched else stack(pieces)
+        columns = join(pieces, out) if batched else stack(pieces, out)
     except ValueError as error:
         raise LaneError(f"lanes {lanes[0].lane} to {lanes[-1].lane}: {error}", lanes[0].lane) from (
             error

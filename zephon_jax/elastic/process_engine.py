@@ -1,4 +1,4 @@
-"""Lanes in worker processes, which hand rows over through shared memory.
+"""Lanes in worker processes, which write rows into shared memory.
 
 Workers are spawned, never forked, and never touch an accelerator. Which lanes a worker runs and how
 many there are is nobody's business but this module's: states go by lane.
@@ -7,21 +7,27 @@ many there are is nobody's business but this module's: states go by lane.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
+import pickle
+from collections import deque
 from collections.abc import Iterator, Sequence
-from multiprocessing.shared_memory import SharedMemory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from zephon_jax.elastic.columns import Columns, Space
+from zephon_jax.elastic.lane_rows import LanePlan, LaneRows, RowBlock, join_blocks, take_block
+from zephon_jax.elastic.shared_rows import Block, Blocks, Layout, OpenBlocks
+
 if TYPE_CHECKING:
-    from zephon_jax.elastic.lane_rows import LanePlan, LaneRows, RowBlock
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 __all__ = ["ProcessEngine"]
 
-_ALIGN = 64
 _SECONDS_TO_END = 5.0
 
 
@@ -39,77 +45,88 @@ def _for_workers() -> Iterator[None]:
             os.environ["JAX_PLATFORMS"] = before
 
 
-def _share(leaves: Sequence[np.ndarray]) -> tuple[str | None, list[Any]]:
-    """Puts arrays into a block of shared memory: its name, and where each is.
+class _Request(NamedTuple):
+    """A step that all workers are asked for."""
 
-    Objects travel as they are.
-    """
-    kept: list[Any] = []
-    size = 0
-    for leaf in leaves:
-        if leaf.dtype.hasobject:
-            kept.append(leaf)
-        else:
-            kept.append((size, leaf.shape, leaf.dtype))  # its name alone loses bfloat16
-            size += -(-leaf.nbytes // _ALIGN) * _ALIGN
-    if not size:
-        return None, [leaf if isinstance(kept[n], tuple) else kept[n]
-                      for n, leaf in enumerate(leaves)]  # fmt: skip
-    block = SharedMemory(create=True, size=size)
-    for leaf, place in zip(leaves, kept, strict=True):
-        if isinstance(place, tuple):
-            offset, shape, dtype = place
-            np.ndarray(shape, dtype, block.buf, offset)[...] = leaf
-    name = block.name
-    block.close()
-    return name, kept
+    num_rows_each: int
+    block: Block | None  # None where rows travel by themselves: their layout is not known yet
+    views: list[np.ndarray | None]  # the block's arrays; None for leaves of objects
 
 
-def _take_shared(name: str | None, kept: Sequence[Any]) -> list[np.ndarray]:
-    """Copies arrays out of a block and gives it back."""
-    if name is None:
-        return list(kept)
-    block = SharedMemory(name=name)
-    leaves = []
-    for place in kept:
-        if isinstance(place, tuple):
-            offset, shape, dtype = place
-            leaves.append(np.ndarray(shape, dtype, block.buf, offset).copy())
-        else:
-            leaves.append(place)
-    block.close()
-    block.unlink()
-    return leaves
+class _Answer(NamedTuple):
+    """A worker's share of a step."""
+
+    columns: Columns | None  # where rows travel by themselves
+    objects: list[np.ndarray] | None  # where they are in the block: leaves that cannot be
+    counts: list[int]
+    states: bytes
 
 
-def _opened(packed: bytes) -> list[LaneRows]:
-    import cloudpickle
+class _PackedStates(Sequence[Any]):
+    """States of lanes as workers sent them, unpacked when somebody looks."""
 
-    from zephon_jax.elastic.lane_rows import LaneRows
+    def __init__(self, packed: Sequence[bytes]):
+        self._packed = packed
 
-    plan, owned = cloudpickle.loads(packed)
-    return [LaneRows(plan, lane) for lane in owned]
+    @functools.cached_property
+    def _states(self) -> list[Any]:
+        return [state for share in self._packed for state in pickle.loads(share)]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._states[index]
+
+    def __len__(self) -> int:
+        return len(self._states)
 
 
-def _work(connection: Any, packed: bytes) -> None:
+class _Share:
+    """The lanes of one worker, at work."""
+
+    def __init__(self, packed: bytes):
+        self._packed = packed
+        self._lanes: list[LaneRows] = []
+        self._layout: Layout | None = None
+        self._blocks = OpenBlocks()
+
+    def go_to(self, states: Sequence[Any]) -> None:
+        """Puts each lane at a state."""
+        import cloudpickle
+
+        if not self._lanes:
+            plan, owned = cloudpickle.loads(self._packed)
+            self._lanes = [LaneRows(plan, lane) for lane in owned]
+        for lane, state in zip(self._lanes, states, strict=True):
+            lane.set_state(state)
+
+    def take(
+        self, num_rows_each: int, begin: int, num_rows: int, layout: Layout | None, block: Any
+    ) -> _Answer:
+        """Takes rows, into a block of `num_rows` rows from `begin` on if there is one."""
+        self._layout = layout or self._layout
+        views, out = None, None
+        if block is not None and self._layout is not None:
+            views = self._layout.views(self._blocks.open(*block), num_rows)
+            end = begin + num_rows_each * len(self._lanes)
+            views = [None if view is None else view[begin:end] for view in views]
+            out = Space(self._layout.tree, views)
+        found = take_block(self._lanes, num_rows_each, out)
+        columns, objects = found.columns, None
+        if columns is not None and views is not None and all(
+            view is None or leaf is view for leaf, view in zip(columns.leaves, views, strict=True)
+        ):  # fmt: skip
+            pairs = zip(columns.leaves, views, strict=True)
+            columns, objects = None, [leaf for leaf, view in pairs if view is None]
+        return _Answer(columns, objects, found.counts, pickle.dumps(found.states))
+
+
+def _work(connection: Connection, packed: bytes) -> None:
     """A worker: opens its lanes and takes rows as it is told, until the connection closes."""
-    from zephon_jax.elastic.lane_rows import take_block
-
-    lanes: list[LaneRows] = []
-    with contextlib.suppress(EOFError, BrokenPipeError, KeyboardInterrupt):
+    share = _Share(packed)
+    with contextlib.suppress(EOFError, ConnectionError, KeyboardInterrupt):
         while True:
-            command, argument = connection.recv()
+            command, arguments = connection.recv()
             try:
-                if command == "go to":
-                    lanes = lanes or _opened(packed)
-                    for lane, state in zip(lanes, argument, strict=True):
-                        lane.set_state(state)
-                    answer: Any = None
-                else:
-                    part = take_block(lanes, argument)
-                    columns = part.columns
-                    shared = None if columns is None else (columns.tree, *_share(columns.leaves))
-                    answer = shared, part.counts, part.states
+                answer = share.go_to(*arguments) if command == "go to" else share.take(*arguments)
             except Exception as error:
                 connection.send(("error", _sendable(error)))
             else:
@@ -140,15 +157,40 @@ def _packed(plan: LanePlan, owned: Sequence[int]) -> bytes:
 
 
 class ProcessEngine:
-    """Lanes in worker processes, each with a contiguous share of them."""
+    """Lanes in worker processes, each with a contiguous share of them.
 
-    def __init__(self, plan: LanePlan, owned: Sequence[int], states: Sequence[Any], workers: int):
-        self._plan, self._owned, self._states = plan, list(owned), list(states)
+    Workers are asked for steps ahead, so that none waits for the slowest share of a step, nor for
+    this process.
+
+    Args:
+      plan: The run's lanes.
+      owned: The lanes to run.
+      states: Their states.
+      workers: Number of processes, at most.
+      ahead: Steps that workers are asked for beyond the one that is waited for.
+      keep: Blocks of shared memory to use again and again.
+    """
+
+    def __init__(
+        self, plan: LanePlan, owned: Sequence[int], states: Sequence[Any], workers: int,
+        *, ahead: int = 2, keep: int = 8,
+    ):  # fmt: skip
+        self._plan, self._owned, self._states = plan, list(owned), states
+        self.ahead, self._keep = ahead, keep
         bounds = np.linspace(0, len(owned), min(workers, len(owned)) + 1).astype(int).tolist()
         self._shares = list(itertools.pairwise(bounds))
-        self._workers: list[tuple[Any, Any]] = []
+        self._workers: list[tuple[BaseProcess, Connection]] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        self._asked: deque[_Request] = deque()
+        self._moved = True  # where the workers' lanes are not at the states, or after them
+        self._layout: Layout | None = None
+        self._told = False  # whether the workers know the layout
+        self._blocks = Blocks(self._keep)
 
     def _start(self) -> None:
+        self._forget()
         context = multiprocessing.get_context("spawn")
         with _for_workers():
             for a, b in self._shares:
@@ -160,37 +202,91 @@ class ProcessEngine:
                 process.start()
                 theirs.close()
                 self._workers.append((process, mine))
-        self._ask("go to", [self._states[a:b] for a, b in self._shares])
 
     def go_to(self, states: Sequence[Any]) -> None:
-        """Puts each lane at a state."""
-        self._states = list(states)
-        if self._workers:
-            self._ask("go to", [self._states[a:b] for a, b in self._shares])
+        """Puts each lane at a state, when the next rows are taken."""
+        self._states, self._moved = states, True
 
-    def take(self, num_rows_each: int) -> RowBlock:
-        """Takes rows from each lane."""
-        from zephon_jax.elastic.columns import Columns
-        from zephon_jax.elastic.lane_rows import RowBlock, join_blocks
-
+    def take(self, num_rows_each: int, following: Sequence[int] = ()) -> RowBlock:
+        """Takes rows from each lane, and asks for those of the following steps."""
         if not self._workers:
             self._start()
-        answers = self._ask("take", [num_rows_each] * len(self._shares))
-        parts = []
-        for shared, counts, states in answers:
-            columns = None
-            if shared is not None:
-                tree, name, kept = shared
-                columns = Columns(tree, _take_shared(name, kept))
-            parts.append(RowBlock(columns, counts, states))
-        return join_blocks(parts)
+        if self._moved:
+            self._move()
+        for each in (num_rows_each, *following)[len(self._asked) :]:
+            self._ask_for(each)
+        if self._asked[0].num_rows_each != num_rows_each:
+            raise ValueError("global_batch_size must give the same size whenever it is asked.")
+        request = self._asked.popleft()
+        answers: list[_Answer] = self._answers()
+        if request.block is not None:
+            request.block.unlink()  # all have opened it
+        return self._joined(request, answers)
 
-    def _ask(self, command: str, arguments: Sequence[Any]) -> list[Any]:
-        """Tells all workers at once; raises what the first of them raised, when all are done."""
-        answers, failed, died = [], None, []
+    def _move(self) -> None:
+        """Tells workers the states of their lanes, after what they were asked for before."""
+        while self._asked:
+            self._asked.popleft()
+            with contextlib.suppress(Exception):  # of steps that nobody is to have
+                self._answers()
+        if not self._workers:  # one died meanwhile
+            self._start()
+        self._send("go to", [(list(self._states[a:b]),) for a, b in self._shares])
+        self._answers()
+        self._moved = False
+
+    def _ask_for(self, each: int) -> None:
+        """Asks all workers for a step."""
+        num_rows = each * len(self._owned)
+        block, views = None, []
+        if self._layout is not None and (size := self._layout.size(num_rows)):
+            block, memory = self._blocks.lend(size)
+            views = self._layout.views(memory, num_rows)
+        told = None if self._told else self._layout
+        where = None if block is None else (block.path, block.size, block.number)
+        self._send("take", [(each, a * each, num_rows, told, where) for a, _ in self._shares])
+        self._told = self._layout is not None
+        self._asked.append(_Request(each, block, views))
+
+    def _joined(self, request: _Request, answers: Sequence[_Answer]) -> RowBlock:
+        """The step of all shares: a view of its block where all of them are in there."""
+        states = _PackedStates([answer.states for answer in answers])
+        counts = [count for answer in answers for count in answer.counts]
+        if self._layout is not None and all(answer.objects is not None for answer in answers):
+            objects = zip(*(answer.objects or () for answer in answers), strict=True)
+            leaves = [
+                np.concatenate(next(objects)) if view is None else view for view in request.views
+            ]
+            return RowBlock(Columns(self._layout.tree, leaves), counts, states)
+        shares = zip(self._shares, answers, strict=True)
+        columns = join_blocks([
+            RowBlock(self._columns(request, share, answer), answer.counts, [])
+            for share, answer in shares
+        ]).columns  # fmt: skip
+        if self._layout is None and columns is not None:
+            self._layout = Layout.of(columns)
+        return RowBlock(columns, counts, states)
+
+    def _columns(
+        self, request: _Request, share: tuple[int, int], answer: _Answer
+    ) -> Columns | None:
+        """The rows of one share, wherever they are."""
+        if answer.objects is None or self._layout is None:
+            return answer.columns
+        begin, end = (lanes * request.num_rows_each for lanes in share)
+        objects = iter(answer.objects)
+        return Columns(self._layout.tree, [
+            next(objects) if view is None else view[begin:end] for view in request.views
+        ])  # fmt: skip
+
+    def _send(self, command: str, arguments: Sequence[Any]) -> None:
         for (_, connection), argument in zip(self._workers, arguments, strict=True):
-            with contextlib.suppress(OSError):  # of one that died: said below
+            with contextlib.suppress(OSError):  # of one that died: said where its answer is due
                 connection.send((command, argument))
+
+    def _answers(self) -> list[Any]:
+        """An answer of each worker; raises what the first of them raised, when all have come."""
+        answers, failed, died = [], None, []
         for process, connection in self._workers:
             try:
                 kind, answer = connection.recv()
@@ -201,17 +297,13 @@ class ProcessEngine:
                 failed = failed or answer
             else:
                 answers.append(answer)
-        if (died or failed) and command == "take":
-            for answer in answers:  # rows that nobody will see: give back their memory
-                if answer[0] is not None:
-                    _take_shared(*answer[0][1:])
         if died:
             raise self._death(died)
         if failed is not None:
             raise failed
         return answers
 
-    def _death(self, died: Sequence[Any]) -> RuntimeError:
+    def _death(self, died: Sequence[BaseProcess]) -> RuntimeError:
         """Ends the others, and says how these ended."""
         for process in died:
             process.join(_SECONDS_TO_END)
@@ -232,6 +324,7 @@ class ProcessEngine:
     def close(self) -> None:
         """Ends the workers."""
         workers, self._workers = self._workers, []
+        self._asked.clear()
         for _, connection in workers:
             connection.close()
         for process, _ in workers:

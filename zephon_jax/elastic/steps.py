@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -36,7 +37,7 @@ class StepPosition(NamedTuple):
 
     step: int  # global batches handed out
     rows: int  # rows that each lane has given, masked ones included
-    states: list[Any]  # of each lane
+    states: Sequence[Any]  # of each lane
     spec: str  # leaves of a row; empty before the first
 
 
@@ -62,12 +63,14 @@ class StepRules(NamedTuple):
 class Engine(Protocol):
     """Runs lanes, in threads or in processes."""
 
+    ahead: int  # steps that it wants to hear of beyond the one that is taken
+
     def go_to(self, states: Sequence[Any]) -> None:
         """Puts each lane at a state."""
         ...
 
-    def take(self, num_rows_each: int) -> RowBlock:
-        """Takes rows from each lane."""
+    def take(self, num_rows_each: int, following: Sequence[int] = ()) -> RowBlock:
+        """Takes rows from each lane; those of the following steps will be taken next."""
         ...
 
     def kill(self) -> bool:
@@ -147,6 +150,20 @@ def _check_end(engine: Engine, rules: StepRules, place: StepPosition, each: int)
     _check_counts(rules, part.counts, place.rows, each)
 
 
+def _following(rules: StepRules, place: StepPosition, count: int) -> list[int]:
+    """Rows of each lane in the steps after the next, as far as it is known that they come."""
+    found: list[int] = []
+    rows = place.rows
+    with contextlib.suppress(Exception):  # a function of the step that knows no further ones
+        for step in range(place.step, place.step + count):
+            rows += rules.rows_of(step)
+            following, each = place._replace(rows=rows), rules.rows_of(step + 1)
+            if _has_ended(rules, following, each):
+                break
+            found.append(each)
+    return found
+
+
 def make_step(
     engine: Engine, rules: StepRules, place: StepPosition, like: list[Columns]
 ) -> Step | None:
@@ -161,7 +178,7 @@ def make_step(
     if _has_ended(rules, place, each):
         _check_end(engine, rules, place, each)
         return None
-    part = engine.take(each)
+    part = engine.take(each, _following(rules, place, engine.ahead))
     short = any(count < each for count in part.counts)
     if rules.pad or not short:
         _check_counts(rules, part.counts, place.rows, each)

@@ -21,6 +21,8 @@ class ThreadEngine:
     The threads are daemons: a pipeline that hangs in one does not keep the program from ending.
     """
 
+    ahead = 0
+
     def __init__(self, lanes: Sequence[LaneRows], num_threads: int):
         self._lanes = list(lanes)
         bounds = np.linspace(0, len(lanes), max(1, min(num_threads, len(lanes))) + 1).astype(int)
@@ -32,8 +34,9 @@ class ThreadEngine:
         for lane, state in zip(self._lanes, states, strict=True):
             lane.set_state(state)
 
-    def take(self, num_rows_each: int) -> RowBlock:
+    def take(self, num_rows_each: int, following: Sequence[int] = ()) -> RowBlock:
         """Takes rows from each lane; one share of them on the calling thread."""
+        del following
         if len(self._groups) == 1:
             return take_block(self._groups[0], num_rows_each)
         if self._pool is None:
