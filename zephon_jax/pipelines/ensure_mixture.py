@@ -19,11 +19,10 @@ from zephon_jax import _compat
 from zephon_jax._arrays import as_int
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.kernels.weights import MixtureSpec, exact_weight, integer_weights
-from zephon_jax.pipelines.balance import Balance
 from zephon_jax.pipelines.ensure_mixture_state import MixturePlace, MixtureRules
 from zephon_jax.pipelines.mark_exhausted import EXHAUSTED
 from zephon_jax.pipelines.record_weights import RecordWeights
-from zephon_jax.pipelines.reorder_buffer import Held, HeldRecords
+from zephon_jax.pipelines.reorder_buffer import Balance, Held, HeldRecords
 
 __all__ = ["EnsureMixtureIterDataset", "ensure_mixture"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax.data.count_tokens import count_tokens
-from zephon_jax.pipelines.balance import Weights
+from zephon_jax.pipelines.reorder_buffer import Weights
 
 __all__ = ["TOKENS", "RecordWeights"]
 
