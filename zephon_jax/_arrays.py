@@ -16,6 +16,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from zephon_jax._text import short
+
 __all__ = [
     "GOLDEN",
     "MAX_INDEX",
@@ -83,12 +85,12 @@ def as_int(value: Any, name: str, low: int | None = None, high: int | None = Non
       ValueError: If it is out of range.
     """
     if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an integer; got {value!r}, a boolean.")
+        raise TypeError(f"{name} must be an integer; got {short(value)}, a boolean.")
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(
-            f"{name} must be an integer; got {value!r} of type {type(value).__name__}."
+            f"{name} must be an integer; got {short(value)} of type {type(value).__name__}."
         ) from None
     if low is not None and number < low:
         raise ValueError(f"{name} must be at least {low}; got {number}.")
@@ -118,7 +120,9 @@ def exact_number(
     """
     numbers = (int, float, Fraction, Decimal, np.integer, np.floating)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers):
-        raise TypeError(f"{name} must be a number; got {value!r} of type {type(value).__name__}.")
+        raise TypeError(
+            f"{name} must be a number; got {short(value)} of type {type(value).__name__}."
+        )
     # A Decimal, or a long double, may be finite and yet larger than any float.
     if isinstance(value, Decimal):
         finite = value.is_finite()

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
+from zephon_jax._text import short
+
 __all__ = [
     "CLOSE_SECONDS",
     "DaemonThreads",
@@ -194,6 +196,6 @@ def from_environment(name: str, default: int, least: int = 0) -> int:
         return default
     if not text.isdecimal() or int(text) < least:
         raise ValueError(
-            f"ZEPHON_JAX_{name} must be a whole number of at least {least}; got {text!r}."
+            f"ZEPHON_JAX_{name} must be a whole number of at least {least}; got {short(text)}."
         )
     return int(text)

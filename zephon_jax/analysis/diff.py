@@ -139,8 +139,8 @@ def diff(
       settings that differ: exhausted_policy, stop_after_passes
       the order differs from chunk 4 on, slot 0: sample 300 in shard 0 of 'web' against the end
     """
-    check_source(first)
-    check_source(second)
+    check_source(first, "first")
+    check_source(second, "second")
     num_lanes = check_lane(0, num_lanes)[1]
     if num_chunks is not None:
         num_chunks = as_int(num_chunks, "num_chunks", 0)

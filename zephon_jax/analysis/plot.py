@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.analysis.plot_data import Moves, batch_rows, lane_counts, moves_of, sources_by_level
 from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.data.dataset import Dataset
@@ -91,7 +92,7 @@ def _chosen(run: Simulation, components: Sequence[str] | None) -> list[int]:
         unknown = [name for name in components if name not in run.names]
         if unknown or not components or isinstance(components, str):
             raise ValueError(
-                f"components must be a list of some of {list(run.names)}; got {components!r}."
+                f"components must be a list of some of {list(run.names)}; got {short(components)}."
             )
         return [run.names.index(name) for name in components]
     drawn = run.lane_draws.sum(axis=0)
@@ -112,7 +113,9 @@ def _panels(given: Any, kind: type, what: str) -> dict[str, Any]:
     """What to draw by title: one thing of a kind, or several in a mapping."""
     panels = {"": given} if isinstance(given, kind) else given
     if not isinstance(panels, Mapping):
-        raise TypeError(f"{what}, or a mapping of titles to several, is needed; got {given!r}.")
+        raise TypeError(
+            f"{what}, or a mapping of titles to several, is needed; got {short(given)}."
+        )
     if not panels:
         raise ValueError(f"{what} is needed; got an empty mapping.")
     return dict(panels)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zephon_jax._text import short
 from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.mixture.static import StaticMixtureWorkSource
@@ -57,7 +58,7 @@ def moves_of(source: WorkSource, component: str | None) -> Moves:
     datasets = {dataset.name: dataset for dataset in source.datasets_by_id.values()}
     name = next(iter(datasets), None) if component is None else component
     if name is None or name not in datasets:
-        raise ValueError(f"component must be one of {list(datasets)}; got {component!r}.")
+        raise ValueError(f"component must be one of {list(datasets)}; got {short(component)}.")
     counts = np.asarray(datasets[name].shard_counts, dtype=np.int64)
     starts = np.concatenate([[0], np.cumsum(counts)])
     total, parts, state = int(starts[-1]), [], source.init()
@@ -81,7 +82,7 @@ def lane_counts(run: Simulation, component: str, max_steps: int) -> np.ndarray:
       ValueError: If the component is not known, or a row of the run is more than one chunk.
     """
     if component not in run.names:
-        raise ValueError(f"component must be one of {list(run.names)}; got {component!r}.")
+        raise ValueError(f"component must be one of {list(run.names)}; got {short(component)}.")
     if run.stride > 1:
         raise ValueError(
             f"a row of this run is {run.stride} chunks of several lanes. Simulate fewer chunks:"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import fsspec
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.sources.codec import encode_state, slot_check
 
 __all__ = ["SavedState", "SavedStates", "check_saved_lane", "load_states", "read_states"]
@@ -92,7 +93,7 @@ def read_states(states: Any) -> SavedStates:
         return _alone("a state", encode_state(states))
     if isinstance(states, Mapping) and "lanes" in states:
         if not isinstance(states["lanes"], Mapping):
-            raise ValueError(f"'lanes' must hold states by lane; got {states['lanes']!r}.")
+            raise ValueError(f"'lanes' must hold states by lane; got {short(states['lanes'])}.")
         step, num_lanes = states.get("step"), _num_lanes(states)
         step = None if step is None else as_int(step, "step", 0)
         return SavedStates(_ELASTIC, step, num_lanes, tuple(_of_elastic(states)))
@@ -102,7 +103,7 @@ def read_states(states: Any) -> SavedStates:
             raise ValueError("there is no state of a lane in it.")
         return SavedStates("the state of an iterator", None, None, found)
     if not isinstance(states, (list, tuple)):
-        raise TypeError(f"states must be states, or what they were saved as; got {states!r}.")
+        raise TypeError(f"states must be states, or what they were saved as; got {short(states)}.")
     found = tuple(state for one in states for state in read_states(one).states)
     return SavedStates("a list of states", None, None, found)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax._text import short
 from zephon_jax.data.dataset import Dataset
 
 __all__ = ["MAX_TOKENS", "count_records", "count_tokens"]
@@ -59,9 +60,11 @@ def _entry(record: Any, field: str | None) -> Any:
     if field is None:
         return record
     if not isinstance(record, Mapping):
-        raise _Refused(f"field={field!r} needs records that are dicts; got {type(record).__name__}")
+        raise _Refused(
+            f"field={short(field)} needs records that are dicts; got {type(record).__name__}"
+        )
     if field not in record:
-        raise _Refused(f"there is no field {field!r}; fields are {sorted(record)}")
+        raise _Refused(f"there is no field {short(field)}; fields are {sorted(record)}")
     return record[field]
 
 

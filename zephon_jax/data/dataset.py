@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.data.cache.stager import Shard
 from zephon_jax.data.dataset_arguments import (
     checked_columns,
@@ -167,7 +168,9 @@ class Dataset:
           (1350, 150)
         """
         if by not in ("sample", "shard"):
-            raise ValueError(f"dataset {self.name!r}: by must be 'sample' or 'shard'; got {by!r}.")
+            raise ValueError(
+                f"dataset {self.name!r}: by must be 'sample' or 'shard'; got {short(by)}."
+            )
         rule = split_samples if by == "sample" else split_shards
         try:
             parts = rule(self.shard_counts, fractions, seed)
@@ -242,12 +245,12 @@ class Dataset:
         name = checked_name(name)
         if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
             raise TypeError(
-                f"dataset {name!r}: a source needs __len__ and __getitem__; got {source!r}."
+                f"dataset {name!r}: a source needs __len__ and __getitem__; got {short(source)}."
             )
         if isinstance(source, (str, bytes)):
             raise TypeError(
-                f"dataset {name!r}: a source gives records; got {source!r}. Files are named with"
-                " Dataset.from_path."
+                f"dataset {name!r}: a source gives records; got {short(source)}. Files are named"
+                " with Dataset.from_path."
             )
         if isinstance(source, Mapping):
             raise TypeError(

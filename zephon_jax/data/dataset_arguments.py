@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax._text import short
+
 __all__ = ["checked_columns", "checked_counts", "checked_name", "frozen_counts"]
 
 _MAX_SAMPLES = 1 << 62
@@ -20,7 +22,7 @@ def checked_name(name: object) -> str:
       ValueError: If it is empty.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a dataset's name must be a string; got {name!r}.")
+        raise TypeError(f"a dataset's name must be a string; got {short(name)}.")
     if not name:
         raise ValueError("a dataset's name must not be empty; got ''.")
     return name
@@ -34,7 +36,9 @@ def checked_columns(name: str, columns: Any, format_name: str) -> tuple[str, ...
     """
     listed = isinstance(columns, Sequence) and not isinstance(columns, (str, bytes))
     if not listed or not columns or not all(isinstance(column, str) for column in columns):
-        raise ValueError(f"dataset {name!r}: columns must be a list of names; got {columns!r}.")
+        raise ValueError(
+            f"dataset {name!r}: columns must be a list of names; got {short(columns)}."
+        )
     if format_name != "parquet":
         raise ValueError(
             f"dataset {name!r}: {format_name} shards have no columns to choose; got columns = "
@@ -47,13 +51,15 @@ def checked_counts(name: str, counts: Any, what: str = "counts") -> np.ndarray:
     """Returns counts as int64 after checking each, without a Python loop over an array."""
     listed = isinstance(counts, (Sequence, np.ndarray)) and not isinstance(counts, (str, bytes))
     if not listed:
-        raise TypeError(f"dataset {name!r}: {what} must be a list of integers; got {counts!r}.")
+        raise TypeError(
+            f"dataset {name!r}: {what} must be a list of integers; got {short(counts)}."
+        )
     if not isinstance(counts, np.ndarray) or counts.dtype == object:
         for kind in set(map(type, counts)):
             if kind is bool or not issubclass(kind, (int, np.integer)):
                 shard, bad = next((i, c) for i, c in enumerate(counts) if type(c) is kind)
                 raise TypeError(
-                    f"dataset {name!r}: {what} must be integers; got {bad!r} "
+                    f"dataset {name!r}: {what} must be integers; got {short(bad)} "
                     f"of type {kind.__name__} for shard {shard}."
                 )
         listed_counts: list[Any] = list(counts)

@@ -13,6 +13,8 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractFileSystem
 
+from zephon_jax._text import short
+
 __all__ = [
     "File",
     "PathLike",
@@ -168,7 +170,9 @@ def list_files(
 def _checked_paths(paths: Any) -> list[PathLike]:
     listed = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, bytes) else None
     if listed is None or not all(isinstance(entry, (str, os.PathLike)) for entry in listed):
-        raise TypeError(f"a path must be a string, a path object or a list of these; got {paths!r}")
+        raise TypeError(
+            f"a path must be a string, a path object or a list of these; got {short(paths)}"
+        )
     if not listed:
         raise ValueError("the list of paths is empty.")
     return listed

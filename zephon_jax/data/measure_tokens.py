@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from zephon_jax._text import short
 from zephon_jax.data.count_tokens import count_records
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.formats.base import named_error
@@ -162,7 +163,7 @@ def _check(datasets: Sequence[Dataset]) -> None:
     times = Counter(dataset.name for dataset in datasets)
     twice = [name for name, count in times.items() if count > 1]
     if twice:
-        raise ValueError(f"dataset names must differ; got {twice[0]!r} more than once.")
+        raise ValueError(f"dataset names must differ; got {short(twice[0])} more than once.")
 
 
 def _chosen(dataset: Dataset, estimation: TokenEstimation) -> np.ndarray:
@@ -275,7 +276,9 @@ def count_shard_tokens(
     """
     if isinstance(tokenizer, str):
         if field is not None:
-            raise ValueError(f"a column is named already: {tokenizer!r}; got field={field!r} too.")
+            raise ValueError(
+                f"a column is named already: {tokenizer!r}; got field={short(field)} too."
+            )
         field, counter = tokenizer, _itself
     else:
         counter = tokenizer

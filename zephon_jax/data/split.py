@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._text import short
 from zephon_jax.kernels.keys import fold, make_key
 from zephon_jax.kernels.permutation import permute
 
@@ -70,10 +71,10 @@ def _bounds(fractions: Mapping[str, float | Fraction]) -> np.ndarray:
             exact.append(Fraction(str(value)) if isinstance(value, float) else Fraction(value))
         except (ValueError, TypeError):
             raise ValueError(
-                f"the fraction of part {name!r} must be a number; got {value!r}."
+                f"the fraction of part {name!r} must be a number; got {short(value)}."
             ) from None
         if isinstance(value, bool) or exact[-1] <= 0:
-            raise ValueError(f"the fraction of part {name!r} must be above 0; got {value!r}.")
+            raise ValueError(f"the fraction of part {name!r} must be above 0; got {short(value)}.")
     total = sum(exact)
     if total > 1:
         raise ValueError(f"the fractions must not sum to more than 1; got {float(total)}.")

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 
 __all__ = ["MAX_COST", "RATIO_UNIT", "TOKEN_UNIT", "TokenEstimation", "shard_costs"]
 
@@ -87,11 +88,11 @@ class TokenEstimation:
                 " each shard are known, use TokenEstimation.from_ratios or .from_shard_totals."
             )
         if self.tokenizer is not None and not callable(self.tokenizer):
-            raise TypeError(f"tokenizer must be callable; got {self.tokenizer!r}.")
+            raise TypeError(f"tokenizer must be callable; got {short(self.tokenizer)}.")
         for name in ("field", "tokenizer_name"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name} must be a string; got {value!r}.")
+                raise TypeError(f"{name} must be a string; got {short(value)}.")
         for name in ("samples_per_dataset", "max_shards"):
             value = getattr(self, name)
             if value is not None or name != "max_shards":
@@ -319,7 +320,7 @@ def _items(values: Any) -> list[tuple[str, Any]]:
         raise ValueError("no dataset is named; got an empty mapping.")
     for name in values:
         if not isinstance(name, str):
-            raise TypeError(f"datasets are named by strings; got {name!r}.")
+            raise TypeError(f"datasets are named by strings; got {short(name)}.")
     return list(values.items())
 
 
@@ -331,7 +332,7 @@ def _exact(value: Any, name: str) -> Fraction:
     """The exact value of a ratio; a float means the decimal that was typed."""
     numbers = (int, float, Fraction, Decimal, np.integer, np.floating)
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers):
-        raise TypeError(f"{name} must be a number of tokens per byte; got {value!r}.")
+        raise TypeError(f"{name} must be a number of tokens per byte; got {short(value)}.")
     finite = isinstance(value, (int, Fraction)) or math.isfinite(value)
     if not finite or value <= 0 or value > _MAX_RATIO:
         raise ValueError(
@@ -345,7 +346,7 @@ def _exact(value: Any, name: str) -> Fraction:
 def _pack_totals(name: str, totals: Any) -> bytes:
     if not isinstance(totals, (Sequence, np.ndarray)) or isinstance(totals, (str, bytes)):
         raise TypeError(
-            f"dataset {name!r}: shard totals must be a list of integers; got {totals!r}."
+            f"dataset {name!r}: shard totals must be a list of integers; got {short(totals)}."
         )
     if not isinstance(totals, np.ndarray) or totals.dtype == object:
         most = MAX_COST // TOKEN_UNIT

@@ -13,6 +13,7 @@ import numpy as np
 
 from zephon_jax import _compat
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.elastic.iterator import ElasticIterator, HostPlan
 from zephon_jax.elastic.lane_rows import LaneError, LanePlan, lane_dataset
 from zephon_jax.elastic.relane import RelanedSource, boundary_of
@@ -296,15 +297,15 @@ def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any) -> None:
     if not callable(pipeline):
         raise TypeError(
             "pipeline must be a function of a lane's dataset that returns a grain.IterDataset;"
-            f" got {pipeline!r}."
+            f" got {short(pipeline)}."
         )
     if isinstance(rows_per_sample, bool) or rows_per_sample not in (1, None):
         raise ValueError(
             "rows_per_sample must be 1, or None where a pipeline filters or packs; got"
-            f" {rows_per_sample!r}."
+            f" {short(rows_per_sample)}."
         )
     if not 0 < timeout <= threading.TIMEOUT_MAX:
-        raise ValueError(f"timeout must be a positive number of seconds; got {timeout!r}.")
+        raise ValueError(f"timeout must be a positive number of seconds; got {short(timeout)}.")
 
 
 def _seed_of(source: WorkSource) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax._text import short
 from zephon_jax.kernels import compiled as kernels
 from zephon_jax.kernels import permutation, swrr
 from zephon_jax.kernels.compiled import compiled, finish_compiling
@@ -56,8 +57,8 @@ def use_backend(name: str) -> None:
       >>> zx.use_backend("numpy")
     """
     global _chosen
-    if name not in BACKENDS:
-        raise ValueError(f"backend must be one of {BACKENDS}; got {name!r}.")
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise ValueError(f"the backend's name must be one of {BACKENDS}; got {short(name)}.")
     if name == "jax":
         reason = kernels.start()
         if reason is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from zephon_jax._arrays import MAX_INDEX, Array, Namespace, as_int, namespace
+from zephon_jax._text import short
 from zephon_jax.kernels.keys import fold, make_key
 from zephon_jax.kernels.permutation import invert, permute
 
@@ -22,8 +23,8 @@ _MAX_CHUNK = MAX_INDEX - 1
 
 
 def _check(num_lanes: int, assignment: str) -> int:
-    if assignment not in ASSIGNMENTS:
-        raise ValueError(f"lane_assignment must be one of {ASSIGNMENTS}; got {assignment!r}.")
+    if not isinstance(assignment, str) or assignment not in ASSIGNMENTS:
+        raise ValueError(f"lane_assignment must be one of {ASSIGNMENTS}; got {short(assignment)}.")
     return as_int(num_lanes, "num_lanes", 1, _MAX_LANES)
 
 

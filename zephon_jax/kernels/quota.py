@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from zephon_jax._arrays import Array, Namespace, Number, as_int, namespace
+from zephon_jax._text import short
 from zephon_jax.kernels.weights import (
     MixtureSpec,
     exact_weight,
@@ -62,7 +63,9 @@ def exact_weights(weights: Mapping[str, Number] | Sequence[Number]) -> list[Frac
         warn_if_moved(list(spec.values()), list(spec), level=3)
         return list(spec.values())
     if not isinstance(weights, (Sequence, np.ndarray)) or isinstance(weights, (str, bytes)):
-        raise TypeError(f"weights must be a mapping or a sequence of numbers; got {weights!r}.")
+        raise TypeError(
+            f"weights must be a mapping or a sequence of numbers; got {short(weights)}."
+        )
     exact = [exact_weight(weight, f"weights[{d}]") for d, weight in enumerate(weights)]
     if not any(exact):
         raise ValueError(f"weights must hold a positive number; got {list(weights)!r}.")

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from zephon_jax._arrays import Number, exact_number
+from zephon_jax._text import short
 
 __all__ = [
     "MAX_DENOMINATOR",
@@ -166,7 +167,7 @@ class MixtureSpec(Mapping[str, Fraction]):
             raise ValueError("mixture must name at least one component; got an empty mapping.")
         for name in weights:
             if not isinstance(name, str):
-                raise TypeError(f"mixture names must be strings; got {name!r}.")
+                raise TypeError(f"mixture names must be strings; got {short(name)}.")
         exact = {n: exact_weight(w, f"mixture[{n!r}]") for n, w in weights.items()}
         if not any(exact.values()):
             raise ValueError(

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.config_schema import DATASET, NUMBER, READ, RUN, TOKENS, TOP, Schema
@@ -215,7 +216,7 @@ def _mapping(raw: object, where: str, known: Schema | None = None) -> Entry:
         raise TypeError(f"{where} must be a mapping of names to values; it is {what}.")
     for key in raw:
         if not isinstance(key, str):
-            raise TypeError(f"{where}: names must be strings; got {key!r}. Put it in quotes.")
+            raise TypeError(f"{where}: names must be strings; got {short(key)}. Put it in quotes.")
         if known is not None and key not in known:
             near = difflib.get_close_matches(key, known, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys are {list(known)}."
@@ -275,7 +276,7 @@ def _entry(folder: Path, name: str, raw: object) -> Entry:
     path = entry["path"]
     paths = path if isinstance(path, list) else [path]
     if not paths or not all(isinstance(one, str) for one in paths):
-        raise TypeError(f"{where}.path must be text or a list of texts; got {path!r}.")
+        raise TypeError(f"{where}.path must be text or a list of texts; got {short(path)}.")
     if "" in paths:
         raise ValueError(f"{where}.path is empty; for the configuration's own folder write '.'.")
     if entry.get("storage_options") is not None:

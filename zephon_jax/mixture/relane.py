@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -60,12 +60,14 @@ def relane(states: Sequence[MixtureState], num_lanes: int) -> list[MixtureState]
       [2, 3, 4, 5, 6]
     """
     num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
-    states = list(states)
+    states = list(states) if isinstance(states, Iterable) else [states]
     for state in states:
         if not isinstance(state, MixtureState):
-            raise TypeError(f"relane takes states of a mixture; got {type(state).__name__}.")
+            raise TypeError(
+                f"states must be a list of states of a mixture; got {type(state).__name__}."
+            )
     if not states:
-        raise ValueError("relane needs the states of all lanes; got none.")
+        raise ValueError("states must be those of all lanes; got none.")
     before = int(states[0].num_lanes)
     found = sorted(int(state.lane) for state in states)
     if any(int(s.num_lanes) != before for s in states) or found != list(range(before)):

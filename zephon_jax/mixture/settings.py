@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_che
 import numpy as np
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.kernels import quota
 from zephon_jax.kernels.lanes import ASSIGNMENTS
@@ -126,7 +127,7 @@ def _per_dataset(
 
 def _bool(value: Any, argument: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{argument} must be True or False; got {value!r}.")
+        raise TypeError(f"{argument} must be True or False; got {short(value)}.")
     return bool(value)
 
 
@@ -136,7 +137,8 @@ def _block(value: Any, argument: str) -> int | str | None:
     if isinstance(value, str):
         if value not in ("auto", "global"):
             raise ValueError(
-                f"{argument} must be None, a number of samples, 'auto' or 'global'; got {value!r}."
+                f"{argument} must be None, a number of samples, 'auto' or 'global'; got"
+                f" {short(value)}."
             )
         return value
     return as_int(value, argument, 1, MAX_COUNT)
@@ -144,7 +146,7 @@ def _block(value: Any, argument: str) -> int | str | None:
 
 def _choice(value: Any, argument: str, allowed: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{argument} must be one of {tuple(allowed)}; got {value!r}.")
+        raise ValueError(f"{argument} must be one of {tuple(allowed)}; got {short(value)}.")
     return value
 
 
@@ -332,7 +334,10 @@ def check_datasets(datasets: object) -> tuple[MixtureDataset, ...]:
       ValueError: If there are none, or two have one name.
     """
     if isinstance(datasets, (str, Mapping)) or not isinstance(datasets, Sequence):
-        raise TypeError(f"datasets must be a list of datasets; got {type(datasets).__name__}.")
+        raise TypeError(
+            f"datasets must be a list of zx.Dataset; got {type(datasets).__name__}. Put one in a"
+            " list: [dataset]."
+        )
     if not datasets:
         raise ValueError("datasets must hold at least one dataset; got an empty list.")
     seen: dict[str, int] = {}
@@ -340,7 +345,11 @@ def check_datasets(datasets: object) -> tuple[MixtureDataset, ...]:
     checked: list[MixtureDataset] = []
     for place, dataset in enumerate(cast("Sequence[object]", datasets)):
         if not isinstance(dataset, MixtureDataset):
-            raise TypeError(f"datasets[{place}] must be a zx.Dataset; got {dataset!r}.")
+            raise TypeError(
+                f"datasets[{place}] must be a zx.Dataset; got {short(dataset)}. Records in memory"
+                " become one by zx.Dataset.from_source(name, records), files by"
+                " zx.Dataset.from_path(name, path)."
+            )
         checked.append(dataset)
         counts = np.asarray(dataset.shard_counts)
         if counts.dtype.kind not in "iu" or counts.ndim != 1 or counts.min(initial=0) < 0:

@@ -17,6 +17,7 @@ import grain
 
 from zephon_jax import _compat
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.kernels.weights import MixtureSpec, exact_weight, integer_weights
 from zephon_jax.pipelines.ensure_mixture_state import MixturePlace, MixtureRules
@@ -174,7 +175,9 @@ def _tolerance(value: Any) -> Fraction:
     try:
         return exact_weight(value, "warn_tolerance")
     except ValueError:
-        raise ValueError(f"warn_tolerance must be a share of at least 0; got {value!r}.") from None
+        raise ValueError(
+            f"warn_tolerance must be a share of at least 0; got {short(value)}."
+        ) from None
 
 
 def _name_of(weigh: str | Callable[[Any], Any] | None) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import grain
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 
 __all__ = ["MapBatchIterDataset", "map_batch"]
 
@@ -51,7 +52,7 @@ class MapBatchIterDataset(grain.IterDataset):
         if not isinstance(dataset, grain.IterDataset):
             raise TypeError(f"dataset must be a grain.IterDataset; got {type(dataset).__name__}.")
         if not callable(function):
-            raise TypeError(f"function must take a list of elements; got {function!r}.")
+            raise TypeError(f"function must take a list of elements; got {short(function)}.")
         super().__init__(dataset)
         self.elements, self.function, self.size = dataset, function, as_int(size, "size", 1)
 

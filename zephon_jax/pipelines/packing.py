@@ -16,6 +16,7 @@ import grain
 import numpy as np
 
 from zephon_jax._arrays import Array, as_int, namespace
+from zephon_jax._text import short
 from zephon_jax.pipelines.layouts import IGNORED, LAYOUTS, padding_of_layout
 from zephon_jax.pipelines.pack_iterator import PackIterator, PackSettings
 from zephon_jax.pipelines.packers import PACKERS
@@ -84,11 +85,11 @@ def pack(
       ([1, 1, 1, 2, 2, 0], [0, 0, 0, 1, 1, -1])
     """
     if not isinstance(dataset, grain.IterDataset):
-        raise TypeError(f"pack needs a grain.IterDataset; got {type(dataset).__name__}.")
+        raise TypeError(f"dataset must be a grain.IterDataset; got {type(dataset).__name__}.")
     if layout not in LAYOUTS:
-        raise ValueError(f"layout must be one of {tuple(LAYOUTS)}; got {layout!r}.")
+        raise ValueError(f"layout must be one of {tuple(LAYOUTS)}; got {short(layout)}.")
     if method not in PACKERS:
-        raise ValueError(f"method must be one of {tuple(PACKERS)}; got {method!r}.")
+        raise ValueError(f"method must be one of {tuple(PACKERS)}; got {short(method)}.")
     most = sys.maxsize if max_segments is None else as_int(max_segments, "max_segments", 1)
     settings = PackSettings(
         length=as_int(length, "length", 1),

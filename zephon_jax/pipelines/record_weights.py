@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.data.count_tokens import count_tokens
 from zephon_jax.pipelines.reorder_buffer import Weights
 
@@ -35,7 +36,9 @@ class RecordWeights:
                 f" {type(component_ids).__name__}."
             )
         if not (weigh is None or isinstance(weigh, str) or callable(weigh)):
-            raise TypeError(f"weigh must be a function or the name of an entry; got {weigh!r}.")
+            raise TypeError(
+                f"weigh must be a function or the name of an entry; got {short(weigh)}."
+            )
         self.names, self.weigh = tuple(component_ids), weigh
         ids = [as_int(id_, f"component_ids[{name!r}]", 0) for name, id_ in component_ids.items()]
         self._index_of = {id_: d for d, id_ in enumerate(ids)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol, SupportsInt, TypeVar
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.sources.chunk import WorkChunk
 
 __all__ = [
@@ -118,7 +119,8 @@ def draw(source: Stepped[State], state: State) -> tuple[WorkChunk | None, State]
     drawn: object = source.next_chunk(state)
     if not isinstance(drawn, tuple) or len(drawn) != 2:
         raise TypeError(
-            f"{type(source).__name__}.next_chunk must return a chunk and a state; got {drawn!r}."
+            f"{type(source).__name__}.next_chunk must return a chunk and a state; got"
+            f" {short(drawn)}."
         )
     chunk, after = drawn
     if chunk is not None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.sources.read_order import MixtureReadConfig, Reading, check_read_config, read_order
 
 __all__ = ["MixtureReadConfig", "SampleId", "WorkChunk"]
@@ -98,7 +99,7 @@ class WorkChunk:
         for name, share in (target_mixture or {}).items():
             if not isinstance(share, (int, float)) or not 0 <= share <= 1:
                 raise ValueError(
-                    f"target_mixture[{name!r}] must be a share between 0 and 1; got {share!r}."
+                    f"target_mixture[{name!r}] must be a share between 0 and 1; got {short(share)}."
                 )
         _check_names("components", parts, Mapping)
         num_lanes = as_int(num_lanes, "num_lanes", 1)
@@ -234,7 +235,7 @@ class WorkChunk:
 def _check_names(argument: str, names: Any, kind: type) -> None:
     if isinstance(names, str) or not isinstance(names, kind):
         what = "a mapping by component name" if kind is Mapping else "a sequence of names"
-        raise TypeError(f"{argument} must be {what}; got {names!r}.")
+        raise TypeError(f"{argument} must be {what}; got {short(names)}.")
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"{argument} must name components by strings; got {name!r}.")
+            raise TypeError(f"{argument} must name components by strings; got {short(name)}.")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._arrays import as_int
-from zephon_jax._text import counted
+from zephon_jax._text import counted, short
 from zephon_jax.sources.checks import State, Stepped
 from zephon_jax.sources.chunk import SampleId
 from zephon_jax.sources.read_order import MixtureReadConfig
@@ -41,7 +41,7 @@ def check_sample_id(sample_id: Sequence[int], datasets: Mapping[int, Any]) -> Sa
         dataset_id, shard_id, sample_index = sample_id
     except (TypeError, ValueError):
         raise TypeError(
-            f"a sample id is (dataset_id, shard_id, sample_index); got {sample_id!r}."
+            f"a sample id is (dataset_id, shard_id, sample_index); got {short(sample_id)}."
         ) from None
     found = SampleId(
         as_int(dataset_id, "dataset_id", 0),

@@ -15,6 +15,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._bounded_cache import BoundedCache
+from zephon_jax._text import short
 from zephon_jax.kernels import backend, lattice
 from zephon_jax.kernels.keys import make_key
 from zephon_jax.kernels.permutation import permute
@@ -56,12 +57,12 @@ class MixtureReadConfig:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {MODES}; got {self.mode!r}.")
+            raise ValueError(f"mode must be one of {MODES}; got {short(self.mode)}.")
         if self.seed is not None:
             as_int(self.seed, "seed")
         for name in ("shuffle_within_component", "precompute"):
             if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False; got {getattr(self, name)!r}.")
+                raise TypeError(f"{name} must be True or False; got {short(getattr(self, name))}.")
 
 
 _DEFAULT = MixtureReadConfig()  # one object, which compares fast
@@ -144,7 +145,7 @@ def check_read_config(config: MixtureReadConfig | None) -> MixtureReadConfig:
         return _DEFAULT
     if not isinstance(config, MixtureReadConfig):
         raise TypeError(
-            f"read_config must be a MixtureReadConfig; got {config!r}. For a mode alone, give"
+            f"read_config must be a MixtureReadConfig; got {short(config)}. For a mode alone, give"
             " MixtureReadConfig(mode=...)."
         )
     return config

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
 from zephon_jax.sources.checks import State, check_lane, first_state, first_states, lane_of
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
@@ -26,14 +27,18 @@ from zephon_jax.sources.walk import walk
 __all__ = ["WorkSource", "check_source", "decode_state", "never_ends", "restore"]
 
 
-def check_source(source: object) -> None:
+def check_source(source: object, name: str = "source") -> None:
     """Checks that something is a source.
+
+    Args:
+      source: The value of an argument.
+      name: The argument's name.
 
     Raises:
       TypeError: If it is not.
     """
     if not isinstance(source, WorkSource):
-        raise TypeError(f"source must be a zx.WorkSource; got {source!r}.")
+        raise TypeError(f"{name} must be a zx.WorkSource; got {short(source)}.")
 
 
 class WorkSource(abc.ABC, Generic[State]):
@@ -211,7 +216,7 @@ class WorkSource(abc.ABC, Generic[State]):
           ValueError: If it holds a component that `component_ids` does not name.
         """
         if not isinstance(chunk, WorkChunk):
-            raise TypeError(f"next_chunk must return a WorkChunk or None; got {chunk!r}.")
+            raise TypeError(f"next_chunk must return a WorkChunk or None; got {short(chunk)}.")
         declared = self.component_ids()
         numbers = list(declared.values())
         if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:

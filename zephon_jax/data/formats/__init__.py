@@ -7,6 +7,7 @@ import re
 import zlib
 from collections.abc import Callable, Sequence
 
+from zephon_jax._text import short
 from zephon_jax.data.files import is_local
 from zephon_jax.data.formats.array_record import ARRAY_RECORD
 from zephon_jax.data.formats.base import (
@@ -39,7 +40,7 @@ def get_format(name: str) -> ShardFormat:
       ValueError: If there is none, listing those there are.
     """
     if name not in FORMATS:
-        raise ValueError(f"unknown format {name!r}; known formats are {sorted(FORMATS)}.")
+        raise ValueError(f"unknown format {short(name)}; known formats are {sorted(FORMATS)}.")
     return FORMATS[name]
 
 

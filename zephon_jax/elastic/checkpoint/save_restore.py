@@ -100,7 +100,7 @@ def save_checkpoint(
     check_iterator(iterator)
     step = None if step is None else as_int(step, "step", 0)
     keep = None if keep is None else as_int(keep, "keep", 1)
-    fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
+    fs, root = fsspec.core.url_to_fs(os.fspath(directory), **(storage_options or {}))
     part = _write_part(fs, root, iterator, step, state)
     meeting = functools.partial(_meet, gather, str(directory), part.step, timeout=timeout)
     reports = [json.loads(text) for text in meeting(0, json.dumps(part.report))]
@@ -255,7 +255,7 @@ def restore_checkpoint(
     """
     check_iterator(iterator)
     step = None if step is None else as_int(step, "step", 0)
-    fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
+    fs, root = fsspec.core.url_to_fs(os.fspath(directory), **(storage_options or {}))
     found = choose(fs, root, directory, step)
     files = read_files(fs, found, iterator.owned_lanes)
     state = from_files(files, iterator.owned_lanes)
@@ -288,7 +288,7 @@ def read_checkpoint(
       FileNotFoundError: If there is no complete checkpoint (of this step).
       ValueError: If it is damaged, naming lane and file.
     """
-    fs, root = fsspec.core.url_to_fs(str(directory), **(storage_options or {}))
+    fs, root = fsspec.core.url_to_fs(os.fspath(directory), **(storage_options or {}))
     folder = root.rstrip("/")
     fs.invalidate_cache()
     names = [entry.rsplit("/", 1)[-1] for entry in fs.ls(folder, detail=False)]
