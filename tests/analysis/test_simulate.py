@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import sys
 import time
 import warnings
 
@@ -15,7 +14,10 @@ from support.helpers import chunks_of, mixture
 from support.sources import SOURCES, CountSource
 
 import zephon_jax as zx
+from zephon_jax.analysis.chunk_counts import count_chunks
+from zephon_jax.analysis.shard_reads import shard_reads
 from zephon_jax.analysis.simulation import Simulation
+from zephon_jax.analysis.simulation_sums import SimulationSums
 
 
 def stepped(source, num_chunks, num_lanes):
@@ -116,7 +118,7 @@ def test_drawn_mixtures_equal_stepping(
     assert_equal(run, stepped(source, num_chunks, num_lanes), num_lanes, len(sizes))
 
 
-def test_long_stretches_of_rare_components_equal_stepping():
+def test_many_chunks_of_rare_components_equal_stepping():
     """Over the seams of what is worked out together."""
     source = mixture([10**9, 10**9, 30], [5, 3, 0.0004], chunk_size=64, exhausted_policy="repeat")
     run = zx.simulate(source, 20_000)
@@ -173,17 +175,20 @@ def test_many_components_take_seconds():
     assert set(run.lane_chunks.tolist()) == {62, 63}
 
 
-def test_rows_are_put_together_when_there_are_too_many(monkeypatch):
+def test_rows_are_put_together_when_there_are_too_many():
     source = SOURCES["many"]()
     whole = zx.simulate(source)
-    monkeypatch.setattr(sys.modules["zephon_jax.analysis.simulate"], "_MOST_NUMBERS", 600)
-    run = zx.simulate(source)
-    assert run.stride == 4
-    assert len(run.chunk) == 8
-    assert np.array_equal(run.drawn[-1], whole.drawn[-1])
-    assert run.deviation_low.min() == whole.deviation_low.min()
-    assert run.deviation_high.max() == whole.deviation_high.max()
-    assert (run.lane == -1).all()
+    num_components = len(source.component_ids())
+    sums = SimulationSums(num_components=num_components, num_lanes=1, most_numbers=600)
+    for dealt in count_chunks(source, None, 1):
+        sums.add(dealt)
+    rows = sums.rows()
+    assert sums.stride == 4
+    assert len(rows.chunk) == 8
+    assert np.array_equal(rows.draws.sum(axis=0), whole.drawn[-1])
+    assert rows.low.min() == whole.deviation_low.min()
+    assert rows.high.max() == whole.deviation_high.max()
+    assert (zx.simulate(source, stride=4).lane == -1).all()
 
 
 def test_table_and_csv(tmp_path):
@@ -263,7 +268,7 @@ def test_reads_are_those_of_a_cache_of_shards(name, window, cache):
     assert reads.chunk.tolist() == list(range(0, reads.num_chunks, window))
 
 
-def test_reads_in_bytes_and_of_the_beginning_of_a_long_run(tmp_path, monkeypatch):
+def test_reads_in_bytes_and_of_the_beginning_of_a_long_run(tmp_path):
     for n in range(3):
         (tmp_path / f"{n}.jsonl").write_text('{"a": 1}\n' * 10 * (n + 1))
     dataset = zx.Dataset.from_path("web", tmp_path)
@@ -274,12 +279,19 @@ def test_reads_in_bytes_and_of_the_beginning_of_a_long_run(tmp_path, monkeypatch
     assert "540 bytes" in str(run)
     sets = [zx.Dataset.from_counts("a", [50, 50], num_bytes=[700, 300])]
     source = zx.StaticMixtureWorkSource(sets, {"a": 1}, chunk_size=10)
-    monkeypatch.setattr("zephon_jax.analysis.shard_reads._MOST_SAMPLES", 60)
-    reads = zx.simulate(source, window=1).reads
+    reads = shard_reads(source, 10, 1, None, most_samples=60)
     assert (reads.num_chunks, int(reads.fetched.sum())) == (6, 1000)
 
 
 # Words
+
+
+def test_a_record_is_short_and_prints_its_table():
+    run = zx.simulate(mixture([100] * 30, names=[f"{n:03}" * 50 for n in range(30)]), 5)
+    for record in (run, zx.audit(run_source := mixture([20]), run_source.init()),
+                   zx.diff(run_source, run_source.replace(seed=3))):  # fmt: skip
+        assert len(repr(record)) <= 200
+        assert str(record) == record.summary()
 
 
 def test_a_component_that_is_never_drawn_is_named():
@@ -369,10 +381,8 @@ def test_endless_runs_need_a_number_of_chunks():
         def next_chunk(self, state):
             return zx.WorkChunk({"odd": [(0, 0, 1)]}), state._replace(step=state.step + 1)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("zephon_jax.analysis.chunk_counts._MOST_WALKED", 100)
-        with pytest.raises(ValueError, match="Endless did not end within 100 chunks"):
-            zx.simulate(Endless())
+    with pytest.raises(ValueError, match="Endless did not end within 100 chunks"):
+        list(count_chunks(Endless(), None, 1, most_walked=100))
     assert zx.simulate(Endless(), 40).num_chunks == 40
 
 

@@ -141,7 +141,7 @@ def test_files_and_options_are_looked_at_before_the_run(folder, monkeypatch):
         assert text in run("simulate", "--config", "run.yaml", *args, code=2)
     monkeypatch.undo()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys.modules["zephon_jax.analysis.simulate"], "stretches", called)
+    monkeypatch.setattr("zephon_jax.analysis.simulate.count_chunks", called)
     for args, text in (
         (["--cache-bytes", "9"], "cache_bytes says nothing without window"),
         (["--window", "0"], "window must be at least 1"),

@@ -15,16 +15,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax._text import counted, some, visible
-from zephon_jax.analysis.chunk_counts import stretches
+from zephon_jax._text import counted, listed, visible
+from zephon_jax.analysis.chunk_counts import count_chunks
 from zephon_jax.analysis.lane_progress import FINISHED, LaneProgress, progress_of
 from zephon_jax.analysis.saved_states import SavedState, load_states, read_states
-from zephon_jax.analysis.times_seen import seen_by
-from zephon_jax.mixture.locate import times_drawn
-from zephon_jax.mixture.static import StaticMixtureWorkSource
+from zephon_jax.analysis.times_seen import times_seen
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.find_sample import check_sample_id
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
+from zephon_jax.sources.walk import walk
 from zephon_jax.sources.work_source import WorkSource, check_source
 
 __all__ = ["Audit", "audit"]
@@ -78,12 +77,7 @@ class Audit:
             raise ValueError(
                 f"what lanes {list(self.missing)} have read is not known: their states are missing."
             )
-        if isinstance(self.source, StaticMixtureWorkSource):
-            cursor = self.source.run.orders.of_epoch(0)[found.dataset_id]
-            drawn = int(self.source.eras.seek(self.whole_chunks).drawn[found.dataset_id])
-            whole = times_drawn(cursor, found, drawn)
-        else:
-            whole = sum(1 for _ in self.source.places_of(found, up_to_chunk=self.whole_chunks))
+        whole = self.source.times_read(found, self.whole_chunks)
         return whole + int((self.front_ids == found).all(axis=1).sum())
 
     def summary(self) -> str:
@@ -160,7 +154,7 @@ def audit(
         toy: 120 samples; of the dataset 80 once, 20 twice
     """
     check_source(source)
-    source = getattr(source, "uncut", source)
+    source = source.uncut
     if isinstance(states, (str, os.PathLike)):
         states = load_states(states, step)
     saved = read_states(states)
@@ -181,7 +175,7 @@ def _way_of_reading(states: Sequence[SavedState]) -> MixtureReadConfig | None:
     return MixtureReadConfig(mode="lattice") if inside == {True} else None
 
 
-class _Kept(NamedTuple):
+class _LaneStates(NamedTuple):
     """States of one dealing of the chunks to lanes, one for each lane."""
 
     lanes: list[LaneProgress]
@@ -190,7 +184,7 @@ class _Kept(NamedTuple):
     notes: list[str]
 
 
-def _newest(found: Sequence[LaneProgress]) -> _Kept:
+def _newest(found: Sequence[LaneProgress]) -> _LaneStates:
     """The states of the newest dealing, and what to say of the others."""
     if not found:
         raise ValueError("an audit needs the state of a lane at least; got none.")
@@ -199,7 +193,7 @@ def _newest(found: Sequence[LaneProgress]) -> _Kept:
     kinds = sorted({lane.num_lanes for lane in newest})
     if len(kinds) > 1:
         raise ValueError(f"the states are of runs with {kinds} lanes; give those of one run.")
-    kept = _Kept([], [], [], [])
+    kept = _LaneStates([], [], [], [])
     for old in sorted(set(found) - set(newest)):
         _set_aside(kept, old, origin, kinds[0])
     for lane, states in itertools.groupby(newest, key=lambda one: one.lane):
@@ -216,13 +210,13 @@ def _newest(found: Sequence[LaneProgress]) -> _Kept:
         kept.missing.sort()
         since = f" since chunk {origin:,}" if origin else ""
         kept.notes.append(
-            f"there is no state of {'lane' if len(kept.missing) == 1 else 'lanes'}"
-            f" {some(kept.missing)} of {kinds[0]}: what was read there{since} is not counted."
+            f"there is no state of {listed('lane', kept.missing)} of {kinds[0]}: what was read"
+            f" there{since} is not counted."
         )
     return kept
 
 
-def _set_aside(kept: _Kept, old: LaneProgress, origin: int, num_lanes: int) -> None:
+def _set_aside(kept: _LaneStates, old: LaneProgress, origin: int, num_lanes: int) -> None:
     """Says what a state from before a cut means."""
     lane, cut = f"lane {old.lane} of {old.num_lanes}", counted(num_lanes, "lane")
     if old.chunk <= origin:
@@ -244,14 +238,14 @@ def _chunk(lane: LaneProgress) -> str:
     return f"{lane.chunk:,}" + (f" slot {lane.slot:,}" if lane.slot else "")
 
 
-def _audited(source: WorkSource, kept: _Kept, config: MixtureReadConfig) -> Audit:
+def _audited(source: WorkSource, kept: _LaneStates, config: MixtureReadConfig) -> Audit:
     lanes, missing = kept.lanes, kept.missing
     chunks = [lane.chunk for lane in lanes]
     end = _num_chunks(source, lanes[0]) if FINISHED in chunks else FINISHED
     whole, stop = min(*chunks, end), min(max(chunks) + 1, end)
     _check_distance(source, lanes, whole, stop)
     front = [one for lane in lanes for one in _front_of(source, lane, whole, stop)]
-    front.sort(key=lambda one: one.number)
+    front.sort(key=lambda one: one.chunk_index)
     while front and not front[-1].read:
         front.pop()
     names = {name: d for d, name in enumerate(source.component_ids())}
@@ -268,9 +262,9 @@ def _audited(source: WorkSource, kept: _Kept, config: MixtureReadConfig) -> Audi
         lanes=tuple(lanes),
         missing=tuple(missing),
         whole_chunks=whole,
-        front=tuple((one.number, one.lane, one.read, len(one.chunk)) for one in front),
+        front=tuple((one.chunk_index, one.lane, one.read, len(one.chunk)) for one in front),
         samples=dict(zip(names, counts.tolist(), strict=True)),
-        seen={} if missing else seen_by(source, whole, [one.chunk for one in front], front_ids),
+        seen={} if missing else times_seen(source, whole, [one.chunk for one in front], front_ids),
         doubles=tuple(kept.doubles),
         notes=(*kept.notes, *_out_of_step(lanes)),
         front_ids=front_ids,
@@ -281,10 +275,10 @@ def _check_distance(
     source: WorkSource, lanes: Sequence[LaneProgress], whole: int, stop: int
 ) -> None:
     """Refuses lanes too far apart to look at what lies between, before anything is looked at."""
-    if isinstance(source, StaticMixtureWorkSource):
-        low, high = (source.eras.seek(chunk).drawn for chunk in (whole, stop))
-        if int((high - low).sum()) // lanes[0].num_lanes > _MOST_BETWEEN:
-            raise _too_far(whole)
+    low, high = source.drawn_before(whole), source.drawn_before(stop)
+    between = 0 if low is None or high is None else int((high - low).sum())
+    if between // lanes[0].num_lanes > _MOST_BETWEEN:
+        raise _too_far(whole)
 
 
 def _too_far(first: int) -> ValueError:
@@ -306,34 +300,32 @@ def _out_of_step(lanes: Sequence[LaneProgress]) -> Iterator[str]:
         )
 
 
-class _Front(NamedTuple):
+class _FrontChunk(NamedTuple):
     """A chunk that some lanes have come to and others not."""
 
-    number: int  # global chunk index
+    chunk_index: int
     lane: int
     read: int  # samples
     chunk: WorkChunk
 
 
-def _front_of(source: WorkSource, lane: LaneProgress, first: int, stop: int) -> Iterator[_Front]:
+def _front_of(
+    source: WorkSource, lane: LaneProgress, first: int, stop: int
+) -> Iterator[_FrontChunk]:
     """A lane's chunks from one that all lanes have come to, up to the last that any is in."""
-    if isinstance(source, StaticMixtureWorkSource):
-        state = source.seek(max(first, lane.origin), lane.lane, lane.num_lanes, origin=lane.origin)
-    else:
-        state = source.seek(first, lane.lane, lane.num_lanes)
-    dealt = first + (lane.lane - first) % lane.num_lanes
+    start = max(first, lane.origin)
+    state = source.seek(start, lane.lane, lane.num_lanes, origin=lane.origin)
     samples = 0
-    while True:
-        chunk, state = source.next_chunk(state)
-        index = dealt if chunk is None or chunk.chunk_index is None else chunk.chunk_index
-        if chunk is None or index >= stop:
+    for step in walk(source, [state], start):
+        if step.chunk_index >= stop:
             return
-        samples += len(chunk)
+        size = len(step.chunk)
+        samples += size
         if samples > _MOST_BETWEEN:
             raise _too_far(first)
-        done = len(chunk) if index < lane.chunk else lane.slot if index == lane.chunk else 0
-        yield _Front(index, lane.lane, done, chunk)
-        dealt += lane.num_lanes
+        at = step.chunk_index
+        read = size if at < lane.chunk else lane.slot if at == lane.chunk else 0
+        yield _FrontChunk(at, lane.lane, read, step.chunk)
 
 
 def _num_chunks(source: WorkSource, lane: LaneProgress) -> int:
@@ -341,22 +333,24 @@ def _num_chunks(source: WorkSource, lane: LaneProgress) -> int:
     spans = source.chunk_spans()
     if spans and spans[-1].num_chunks is not None:
         return spans[-1].first_chunk + spans[-1].num_chunks
-    return sum(len(part.counts) for part in stretches(source, None, lane.num_lanes))
+    return sum(len(part.lane) for part in count_chunks(source, None, lane.num_lanes))
 
 
 def _counts_before(
     source: WorkSource, lane: LaneProgress, stop: int, missing: Sequence[int]
 ) -> np.ndarray:
     """Samples of each component in the chunks before one, but for those of missing lanes."""
-    if isinstance(source, StaticMixtureWorkSource) and not missing:
-        return source.eras.seek(stop).drawn.copy()
+    drawn = None if missing else source.drawn_before(stop)
+    if drawn is not None:
+        return drawn
     counts = np.zeros(len(source.component_ids()), dtype=np.int64)
-    for part in stretches(source, stop, lane.num_lanes):
+    for part in count_chunks(source, stop, lane.num_lanes):
         owner = part.lane
-        if isinstance(source, StaticMixtureWorkSource) and lane.origin:
-            chunk = np.arange(part.first_chunk, part.first_chunk + len(owner))
+        if lane.origin:
+            first = part.chunks.first_chunk
+            chunk = np.arange(first, first + len(owner))
             owner = np.full(chunk.shape, -1)
             cut = chunk >= lane.origin
             owner[cut] = source.lanes_of_chunks(chunk[cut], lane.num_lanes, origin=lane.origin)
-        counts += part.counts[~np.isin(owner, missing)].sum(axis=0)
+        counts += part.chunks.counts[~np.isin(owner, missing)].sum(axis=0)
     return counts

@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count, zip_longest
+from itertools import count, islice, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import counted
-from zephon_jax.analysis.chunk_counts import stretches
-from zephon_jax.mixture.fingerprint import differences
-from zephon_jax.mixture.static import StaticMixtureWorkSource
-from zephon_jax.sources.checks import check_lane
+from zephon_jax.analysis.chunk_counts import count_chunks
+from zephon_jax.mixture.fingerprint import differing
+from zephon_jax.sources.checks import check_lane, first_states
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
+from zephon_jax.sources.walk import walk
 from zephon_jax.sources.work_source import WorkSource, check_source
 
 __all__ = ["OrderDifference", "SampleName", "diff"]
@@ -149,40 +149,43 @@ def diff(
     configs = tuple(dataclasses.replace(check_read_config(one), precompute=False) for one in asked)
     other_ways = () if configs[0] == configs[1] else ("read_config",)
     ways = tuple(_Way(config, num_lanes) for config in configs)
-    if not isinstance(first, StaticMixtureWorkSource) or not isinstance(
-        second, StaticMixtureWorkSource
-    ):
-        return _by_samples(first, second, looked_at, ways, other_ways)
-    things = (*differences(first.run.config, second.run.config), *other_ways)
-    if not things:
-        return OrderDifference(same=True, proven=True, settings=(), num_chunks=0)
-    if _OF_DRAWS & set(things):
-        found = _by_samples(first, second, looked_at, ways, things)
+    mine, others = first.fingerprint(), second.fingerprint()
+    if mine is None or others is None:
+        things, counts_tell = other_ways, False
     else:
+        things = (*differing(mine, others), *other_ways)
+        counts_tell = not _OF_DRAWS & set(things)
+        if not things:
+            return OrderDifference(same=True, proven=True, settings=(), num_chunks=0)
+    if counts_tell:
         most = 10**6 if num_chunks is None else num_chunks
         found = _by_counts(first, second, most, ways, things)
-    lane_chunk = _lanes(first, second, found.num_chunks, num_lanes)
-    if lane_chunk is None:
+    else:
+        found = _by_samples(first, second, looked_at, ways, things)
+    if num_lanes == 1:
         return found
-    return dataclasses.replace(found, lane_chunk=lane_chunk, same=False)
+    lanes = (_lanes(source, found.num_chunks, num_lanes) for source in (first, second))
+    pairs = enumerate(zip(*lanes, strict=False))
+    lane_chunk = next((chunk for chunk, (one, other) in pairs if one != other), None)
+    return dataclasses.replace(found, lane_chunk=lane_chunk, same=found.same and lane_chunk is None)
 
 
-def _lanes(
-    first: StaticMixtureWorkSource, second: StaticMixtureWorkSource, stop: int, num_lanes: int
-) -> int | None:
-    """The first chunk that goes to another lane."""
-    for begin in range(0, stop, _TOGETHER):
-        chunks = np.arange(begin, min(begin + _TOGETHER, stop))
-        pair = [source.lanes_of_chunks(chunks, num_lanes) for source in (first, second)]
-        other = np.flatnonzero(pair[0] != pair[1])
-        if other.size:
-            return begin + int(other[0])
-    return None
+def _lanes(source: WorkSource, num_chunks: int, num_lanes: int) -> Iterator[int]:
+    """The lane of each of the first chunks of a run."""
+    if source.lanes_of_chunks(np.zeros(0, dtype=np.int64), num_lanes) is None:
+        steps = walk(source, first_states(source, num_lanes))
+        yield from (step.lane for step in islice(steps, num_chunks))
+        return
+    for begin in range(0, num_chunks, _TOGETHER):
+        chunks = np.arange(begin, min(begin + _TOGETHER, num_chunks))
+        lanes = source.lanes_of_chunks(chunks, num_lanes)
+        assert lanes is not None
+        yield from lanes.tolist()
 
 
 def _by_counts(
-    first: StaticMixtureWorkSource,
-    second: StaticMixtureWorkSource,
+    first: WorkSource,
+    second: WorkSource,
     num_chunks: int,
     ways: tuple[_Way, ...],
     things: tuple[str, ...],
@@ -210,8 +213,9 @@ def _by_counts(
     return _by_samples(first, second, at + 1, ways, things, start=at)
 
 
-def _rows(source: StaticMixtureWorkSource, num_chunks: int) -> Iterator[np.ndarray]:
-    return (part.counts for part in stretches(source, num_chunks, 1) if len(part.counts))
+def _rows(source: WorkSource, num_chunks: int) -> Iterator[np.ndarray]:
+    parts = (part.chunks.counts for part in count_chunks(source, num_chunks, 1))
+    return (counts for counts in parts if len(counts))
 
 
 def _by_samples(
@@ -277,13 +281,16 @@ def _numbered(
 
 def _chunks(source: WorkSource, start: int, way: _Way) -> Iterator[WorkChunk]:
     """The chunks of a run from one on, of all lanes together."""
-    states: dict[int, Any] = {}
+    # Only the lattice reads a chunk in another order where there are more lanes.
+    num_lanes = way.num_lanes if way.config.mode == "lattice" else 1
+    if source.lanes_of_chunks(np.asarray([start]), num_lanes) is None:
+        first = [source.seek(start, lane, num_lanes) for lane in range(num_lanes)]
+        yield from (step.chunk for step in walk(source, first, start))
+        return
+    states: dict[int, Any] = {}  # of lanes that were come to: there may be thousands
     for index in count(start):
-        lane, num_lanes = 0, 1
-        # Other ways of reading are the same for any number of lanes.
-        if way.config.mode == "lattice" and isinstance(source, StaticMixtureWorkSource):
-            num_lanes = way.num_lanes
-            lane = int(source.lanes_of_chunks(np.asarray([index]), num_lanes)[0])
+        lanes = source.lanes_of_chunks(np.asarray([index]), num_lanes)
+        lane = 0 if lanes is None else int(lanes[0])
         if lane not in states:
             states[lane] = source.seek(start, lane, num_lanes)
         chunk, states[lane] = source.next_chunk(states[lane])

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any, NamedTuple
 
 from zephon_jax.analysis.saved_states import SavedState, SavedStates, check_saved_lane
-from zephon_jax.mixture.state import MixtureState, from_words
 from zephon_jax.sources.checks import lane_of
 from zephon_jax.sources.codec import encode_state
+from zephon_jax.sources.walk import walk
 from zephon_jax.sources.work_source import WorkSource, decode_state
 
 __all__ = ["FINISHED", "LaneProgress", "progress_of"]
 
 FINISHED = 1 << 62  # next chunk of a lane that has read its last
-_MOST_WALKED = 1_000_000
+_MOST_WALKED = 1_000_000  # chunks of a lane, until a state counts as foreign
 
 
 class LaneProgress(NamedTuple):
@@ -57,7 +58,7 @@ def _of_state(source: WorkSource, saved: SavedState) -> LaneProgress:
     if chunk is not None and slot == len(chunk):  # the iterator goes on when it is next asked
         state, slot = after, 0
         chunk, _ = source.next_chunk(state)
-    origin = from_words(state.origin) if isinstance(state, MixtureState) else 0
+    origin = source.origin_of(state)
     if chunk is None:
         return LaneProgress(lane, num_lanes, origin, FINISHED, 0)
     index = _number(source, state) if chunk.chunk_index is None else chunk.chunk_index
@@ -68,12 +69,9 @@ def _number(source: WorkSource, state: Any) -> int:
     """The next chunk's number where chunks do not say it: as dealt in turn."""
     lane, num_lanes = lane_of(state)
     wanted, here = encode_state(state), source.init(lane, num_lanes)
-    for step in range(_MOST_WALKED):
-        if encode_state(here) == wanted:
-            return step * num_lanes + lane
-        chunk, here = source.next_chunk(here)
-        if chunk is None:
-            break
+    for step in islice(walk(source, [here]), _MOST_WALKED):
+        if encode_state(step.before) == wanted:
+            return step.chunk_index
     raise ValueError(
         f"the state of lane {lane} of {num_lanes} is none that {type(source).__name__} comes to."
     )

@@ -13,8 +13,6 @@ from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["ShardReads", "check_reads", "shard_reads"]
 
-_MOST_SAMPLES = 1 << 25  # samples that are looked at, from the run's first
-
 
 class ShardReads(NamedTuple):
     """Shards by windows of chunks, all lanes together."""
@@ -109,17 +107,22 @@ def check_reads(source: WorkSource, window: int | None, cache_bytes: int | None)
 
 
 def shard_reads(
-    source: WorkSource, num_chunks: int, window: int, cache_bytes: int | None
+    source: WorkSource,
+    num_chunks: int,
+    window: int,
+    cache_bytes: int | None,
+    *,
+    most_samples: int = 1 << 25,
 ) -> ShardReads:
     """Goes through the first chunks of a run and counts the shards that they touch.
 
     Args:
       source: Any source whose datasets are known.
-      num_chunks: Chunks to look at; fewer where they hold more than 2^25 samples.
+      num_chunks: Chunks to look at; fewer where they hold more than `most_samples`.
       window: Chunks in a window.
       cache_bytes: What a cache of whole shards may hold, the one longest unused dropped first;
         None for all of them. In samples where the bytes of a dataset are not known.
-
+      most_samples: Samples after which no further chunk is looked at.
     """
     place = {name: d for d, name in enumerate(source.component_ids())}
     sizes, unit = _sizes(source)
@@ -127,7 +130,7 @@ def shard_reads(
     state, samples, looked = source.init(), 0, 0
     starts, shards, fetched = [], [], []
     touched: list[set[tuple[int, int]]] = []
-    while looked < num_chunks and samples < _MOST_SAMPLES:
+    while looked < num_chunks and samples < most_samples:
         chunk, state = source.next_chunk(state)
         if chunk is None:
             break

@@ -86,9 +86,9 @@ def pack(
     """
     if not isinstance(dataset, grain.IterDataset):
         raise TypeError(f"dataset must be a grain.IterDataset; got {type(dataset).__name__}.")
-    if layout not in LAYOUTS:
+    if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {tuple(LAYOUTS)}; got {short(layout)}.")
-    if method not in PACKERS:
+    if not isinstance(method, str) or method not in PACKERS:
         raise ValueError(f"method must be one of {tuple(PACKERS)}; got {short(method)}.")
     most = sys.maxsize if max_segments is None else as_int(max_segments, "max_segments", 1)
     settings = PackSettings(
