@@ -11,7 +11,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,7 +66,7 @@ class Audit:
         last = max((chunk for chunk, _, read, size in self.front if read == size), default=-1)
         return tuple((g, n) for g, n, read, size in self.front if read < size and g < last)
 
-    def times_seen(self, sample_id: Any) -> int:
+    def times_seen(self, sample_id: object) -> int:
         """How often a sample has been read so far.
 
         Raises:
@@ -121,7 +121,7 @@ def _often(times: int) -> str:
 
 def audit(
     source: WorkSource,
-    states: Any,
+    states: object,
     *,
     step: int | None = None,
     read_config: MixtureReadConfig | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,7 +114,7 @@ def _positions(lanes: Sequence[LaneState]) -> list[str]:
     return lines
 
 
-def inspect_states(states: Any) -> Inspected:
+def inspect_states(states: object) -> Inspected:
     """Looks into states in any form in which they are kept.
 
     Args:

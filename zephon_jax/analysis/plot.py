@@ -101,7 +101,7 @@ def _chosen(run: Simulation, components: Sequence[str] | None) -> list[int]:
     return sorted(largest.tolist())
 
 
-def _check_run(run: Any) -> Simulation:
+def _check_run(run: object) -> Simulation:
     if not isinstance(run, Simulation):
         raise TypeError(f"a run must be what zx.simulate returned; got {type(run).__name__}.")
     if not len(run.chunk):
@@ -109,7 +109,7 @@ def _check_run(run: Any) -> Simulation:
     return run
 
 
-def _panels(given: Any, kind: type, what: str) -> dict[str, Any]:
+def _panels(given: object, kind: type, what: str) -> dict[str, Any]:
     """What to draw by title: one thing of a kind, or several in a mapping."""
     panels = {"": given} if isinstance(given, kind) else given
     if not isinstance(panels, Mapping):

@@ -40,7 +40,7 @@ class SavedStates(NamedTuple):
     states: tuple[SavedState, ...]
 
 
-def load_states(path: Any, step: int | None = None) -> Any:
+def load_states(path: str | os.PathLike[str], step: int | None = None) -> object:
     """Reads states from a file or folder, as they were saved.
 
     Args:
@@ -76,7 +76,7 @@ def load_states(path: Any, step: int | None = None) -> Any:
         raise ValueError(f"{path} is neither an encoded state nor JSON: {error}") from None
 
 
-def read_states(states: Any) -> SavedStates:
+def read_states(states: object) -> SavedStates:
     """Brings states into one form, without the source that they belong to.
 
     Args:
@@ -112,7 +112,7 @@ def _alone(kind: str, data: bytes) -> SavedStates:
     return SavedStates(kind, None, None, (SavedState("the state", data, None, 0, False),))
 
 
-def _num_lanes(states: Mapping[str, Any]) -> int | None:
+def _num_lanes(states: Mapping[str, object]) -> int | None:
     num_lanes = states.get("num_lanes")
     return None if num_lanes is None else as_int(num_lanes, "num_lanes", 1)
 
@@ -138,7 +138,7 @@ def _of_elastic(states: Mapping[str, Any]) -> Iterator[SavedState]:
 
 
 def _found_in(
-    states: Any, where: str = "the state", *, elastic: bool = False
+    states: object, where: str = "the state", *, elastic: bool = False
 ) -> Iterator[SavedState]:
     """The states of lanes in plain JSON, wherever in the states of pipelines or trainers they lie.
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
@@ -25,6 +25,9 @@ from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.config_schema import DATASET, NUMBER, READ, RUN, TOKENS, TOP, Schema
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.read_order import MixtureReadConfig
+
+if TYPE_CHECKING:
+    import yaml
 
 __all__ = ["SUFFIXES", "RunConfig", "load_config", "read_config_file"]
 
@@ -147,6 +150,16 @@ def _parse(path: Path, text: str) -> object:
             " the file as TOML."
         ) from error
 
+    try:
+        return yaml.load(text, _loader())
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+
+
+def _loader() -> type[yaml.SafeLoader]:
+    """PyYAML's loader, without what it lets pass or versions of it do differently."""
+    import yaml
+
     class Loader(yaml.SafeLoader):
         """Refuses a key that is written twice, and merges that grow without end."""
 
@@ -179,10 +192,7 @@ def _parse(path: Path, text: str) -> object:
             # Each key once, or merges of merges grow: its first place, and its last value.
             node.value = list({(pair[0].tag, str(pair[0].value)): pair for pair in pairs}.values())
 
-    try:
-        return yaml.load(text, Loader)
-    except yaml.YAMLError as error:
-        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+    return Loader
 
 
 def _checked(path: Path, raw: object) -> RunConfig:
