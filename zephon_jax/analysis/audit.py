@@ -66,7 +66,7 @@ class Audit:
         last = max((chunk for chunk, _, read, size in self.front if read == size), default=-1)
         return tuple((g, n) for g, n, read, size in self.front if read < size and g < last)
 
-    def times_seen(self, sample_id: object) -> int:
+    def times_seen(self, sample_id: Sequence[int]) -> int:
         """How often a sample has been read so far.
 
         Raises:
