@@ -271,7 +271,7 @@ def _slots(
             size=settings.chunk_size,
             upcoming=counts,
         )
-        slot = np.empty(reading.source.size, dtype=np.int64)
-        slot[reading.source] = np.arange(slot.size)
+        slot = np.empty(reading.grouped.size, dtype=np.int64)
+        slot[reading.grouped] = np.arange(slot.size)
         before = int(one.counts[:component].sum()) - int(one.position.drawn[component])
         yield slot[one.draws + before]

@@ -96,7 +96,7 @@ def _take_chunks(
         found = samples_of_chunks(draws, asked.drawn[mine], asked.counts[mine])
         for n, ids in zip(mine.tolist(), found, strict=True):
             part = slice(asked.bounds[n], asked.bounds[n + 1])
-            stored = read(n).source.take(asked.slots[part])
+            stored = read(n).grouped.take(asked.slots[part])
             ids.take(stored, axis=0, out=out[part], mode="clip")  # all are in range
 
 
@@ -113,7 +113,7 @@ def _take_draws(
         reading, slots = read(n), asked.slots[asked.bounds[n] : asked.bounds[n + 1]]
         component, counts = reading.component.take(slots), asked.counts[n]
         first = asked.drawn[n] - (np.cumsum(counts) - counts)
-        parts.append((component, first.take(component) + reading.source.take(slots)))
+        parts.append((component, first.take(component) + reading.grouped.take(slots)))
     if parts:
         component, draw = map(np.concatenate, zip(*parts, strict=True))
         mine = np.concatenate([np.arange(*asked.bounds[n : n + 2]) for n in chosen.tolist()])

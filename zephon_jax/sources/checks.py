@@ -4,6 +4,9 @@ Whoever steps through a source does so by `first_state` and `draw`, so that the 
 source stay as they were written and its mistakes are still named.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 from typing import Protocol, SupportsInt, TypeVar

@@ -1,5 +1,8 @@
 """A chunk: the samples of a stretch of the run, grouped by component, without their payload."""
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -216,7 +219,7 @@ class WorkChunk:
         if config in self._kept:
             return self._kept[config]
         reading = self._reading(config)
-        result = reading.component, self._ids.take(reading.source, axis=0)
+        result = reading.component, self._ids.take(reading.grouped, axis=0)
         if config.precompute:
             for array in result:
                 array.setflags(write=False)

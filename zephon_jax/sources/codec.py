@@ -7,6 +7,9 @@ the record's class, or its `state_name` where it has one: a class with one may b
 and its states stay what they are.
 """
 
+# msgpack gives values of any type, which are checked one by one.
+# pyright: standard
+
 from __future__ import annotations
 
 import hashlib

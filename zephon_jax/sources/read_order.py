@@ -5,11 +5,14 @@ robin orders are remembered. In NumPy the round robin costs as much for thirty c
 four, so a chunk that has to compute its own computes those of the lane's next chunks with it.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -72,7 +75,7 @@ class Reading(NamedTuple):
     """A chunk's slots in reading order."""
 
     component: np.ndarray  # int32 (C,), the component of each slot
-    source: np.ndarray  # int64 (C,), where its sample lies among the chunk's grouped samples
+    grouped: np.ndarray  # int64 (C,), where its sample lies among the chunk's grouped samples
 
 
 # Round robin readings by counts, in narrow words.
@@ -81,7 +84,7 @@ _remembered: BoundedCache[bytes, Reading] = BoundedCache(
 )
 
 
-def _narrow(k: int) -> type:
+def _narrow(k: int) -> type[np.integer[Any]]:
     return np.uint8 if k <= 1 << 8 else np.uint16 if k <= 1 << 16 else np.int32
 
 
@@ -97,7 +100,7 @@ def _group(component: np.ndarray, k: int) -> np.ndarray:
 def _round_robin(counts: np.ndarray, size: int, upcoming: np.ndarray | None) -> Reading:
     kept = _remembered.get(counts.tobytes())
     if kept is not None:
-        return Reading(kept.component.astype(np.int32), kept.source.astype(np.int64))
+        return Reading(kept.component.astype(np.int32), kept.grouped.astype(np.int64))
     rows = counts[None]
     if upcoming is not None and len(upcoming):
         most = min(_MOST_AHEAD, _MOST_SLOTS // max(1, size))
@@ -107,7 +110,7 @@ def _round_robin(counts: np.ndarray, size: int, upcoming: np.ndarray | None) -> 
     for row, slots in zip(rows, backend.swrr_orders(rows, size), strict=True):
         component = slots.astype(np.int32)
         reading = Reading(component, _group(component, counts.size))
-        kept = Reading(component.astype(narrow), reading.source.astype(np.int32))
+        kept = Reading(component.astype(narrow), reading.grouped.astype(np.int32))
         _remembered.put(row.tobytes(), kept)
         if np.array_equal(row, counts):
             found = reading
@@ -132,7 +135,7 @@ def _shuffle_each(
         begin, end = int(ends[d] - counts[d]), int(ends[d])
         key = make_key(seed, "read", "within", chunk_index, names[d])
         moved[begin:end] = begin + permute(np.arange(end - begin), end - begin, key)
-    return Reading(reading.component, moved[reading.source])
+    return Reading(reading.component, moved[reading.grouped])
 
 
 def check_read_config(config: MixtureReadConfig | None) -> MixtureReadConfig:

@@ -4,6 +4,9 @@ A source is a pair of pure functions: `init` gives a state, `next_chunk` takes o
 chunk and the next state. States are immutable, so any of them can be kept, sent or gone back to.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import abc
