@@ -399,7 +399,7 @@ def test_lanes_too_short_for_a_batch_that_is_not_dropped():
 def test_padding_delivers_everything():
     source = readable((50, 33), chunk_size=10)
     one = [e["sample_id"].tolist() for n in range(4) for e in zx.LaneIterDataset(source, n, 4)]
-    for per_sample in ("schedule", None):
+    for per_sample in (1, None):
         for count in (1, 2, 4):
             datasets = hosts(source, 4, rows, count, pad=True, global_batch_size=12,
                              rows_per_sample=per_sample)  # fmt: skip

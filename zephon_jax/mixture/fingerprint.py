@@ -162,12 +162,12 @@ def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
 
 
 def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
-    """What differs between two sources by their fingerprints, uint32 (c, 3), by name.
+    """What differs between two sources by their fingerprints, uint32 (c, 3) or flat, by name.
 
     Raises:
       ValueError: If the other one is no fingerprint.
     """
-    if np.array_equal(mine, other):
+    if np.array_equal(mine.ravel(), np.ravel(other)):
         return []
     known = set(CODES.values())
     return [
