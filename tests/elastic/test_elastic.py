@@ -477,7 +477,7 @@ def test_host_counts_that_do_not_divide_the_lanes():
         zx.ElasticIterDataset(readable(), 12, rows, process_index=0, process_count=5)
     with pytest.raises(ValueError, match="multiple of num_lanes = 4; got 6"):
         hosts(readable(), 4, rows, 1, global_batch_size=6)
-    with pytest.raises(ValueError, match="rows_per_sample must be one of"):
+    with pytest.raises(ValueError, match="rows_per_sample must be 1, or None"):
         hosts(readable(), 4, rows, 1, rows_per_sample="guess")
 
 

@@ -26,7 +26,7 @@ from zephon_jax.kernels import quota
 from zephon_jax.sources import read_order as reading
 
 def orders():
-    reading._remembered = reading._Remembered()
+    reading._remembered.forget()
     source = zx.StaticMixtureWorkSource(
         [zx.Dataset.from_counts(n, [9000] * 4) for n in "abc"], {"a": 5, "b": 3, "c": 1}, 4096,
         exhausted_policy="repeat", shuffle_within_shard=True)
