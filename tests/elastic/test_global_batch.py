@@ -36,7 +36,7 @@ def test_integers_that_do_not_fit_raise(sharding):
 def test_the_state_is_of_the_last_batch_handed_out(sharding, ahead):
     [dataset] = hosts(readable(), 4, rows, 1)
     expected = list(dataset)
-    batches = zx.GlobalBatches(iter(dataset), sharding, ahead=ahead)
+    batches = zx.GlobalBatches(iter(dataset), sharding, prefetch=ahead)
     states = [batches.get_state()]
     for _ in range(6):
         next(batches)
@@ -74,7 +74,7 @@ def test_batches_before_an_error_are_handed_out(sharding):
         return {"x": np.int32(e["data"])}
 
     batches = zx.GlobalBatches(
-        iter(hosts(readable(), 4, lambda lane: lane.map(fragile), 1)[0]), sharding, ahead=3
+        iter(hosts(readable(), 4, lambda lane: lane.map(fragile), 1)[0]), sharding, prefetch=3
     )
     got = []
     with pytest.raises(zx.LaneError, match="no such token"):
