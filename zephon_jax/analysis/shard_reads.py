@@ -42,7 +42,8 @@ def _sizes(source: WorkSource) -> tuple[dict[int, np.ndarray], str]:
     """The size of each shard by dataset: bytes, or samples unless all bytes are known."""
     found: dict[int, Any] = {}
     for dataset_id, dataset in source.datasets_by_id.items():
-        found[dataset_id] = getattr(dataset, "declared_bytes", None)
+        store = getattr(dataset, "store", None)
+        found[dataset_id] = getattr(store, "declared_bytes", None)
         if getattr(dataset, "shards", ()):
             found[dataset_id] = np.asarray([file.size for file in dataset.shards], dtype=np.int64)
     if all(sizes is not None for sizes in found.values()):
