@@ -1,4 +1,4 @@
-"""Which array library a value belongs to, and checks of numbers and names made on the host.
+"""Which array library a value belongs to, and checks of numbers made on the host.
 
 Every integer routine of the schedule is written once, against the functions that NumPy and
 `jax.numpy` share. Looking up the namespace never imports JAX: a value can only be a JAX array if
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Collection, Iterable
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, TypeAlias
@@ -25,7 +24,6 @@ __all__ = [
     "Namespace",
     "Number",
     "as_int",
-    "check_names",
     "exact_number",
     "has_x64",
     "is_jax",
@@ -39,7 +37,6 @@ Number: TypeAlias = "int | float | Fraction | Decimal | np.integer[Any] | np.flo
 
 MAX_INDEX = 1 << 62  # indices and counts stay below, so that sums of two fit into 64 bits
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, made odd: multiples of it spread evenly
-_SHOWN = 8  # names listed in an error
 
 
 def _of_jax(name: str) -> Any:
@@ -141,26 +138,3 @@ def exact_number(
     if high is not None and exact > high:
         raise ValueError(f"{name} must be at most {high}; got {value}.")
     return exact
-
-
-def check_names(given: Iterable[str], names: Collection[str], argument: str, kind: str) -> None:
-    """Checks that a mapping names every dataset or component, and no other.
-
-    Args:
-      given: The names that the mapping has.
-      names: The names that it must have.
-      argument: What the mapping is called in the error.
-      kind: What is named, in the plural: "datasets" or "components".
-
-    Raises:
-      ValueError: Naming those that are missing or unknown.
-    """
-    found = dict.fromkeys(given)
-    missing = [name for name in names if name not in found]
-    unknown = [name for name in found if name not in names]
-    if missing or unknown:
-        said = f"no value for {missing[:_SHOWN]}" if missing else f"unknown {unknown[:_SHOWN]}"
-        raise ValueError(
-            f"{argument} must name every one of the {kind} and no other; got {said}. The {kind} are"
-            f" {list(names)[:_SHOWN]}."
-        )
