@@ -21,6 +21,7 @@ from zephon_jax.mixture.state import MixtureState
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.codec import encode_state
+from zephon_jax.sources.combine import concatenate, interleave, skip, take
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import StatefulLane
 from zephon_jax.sources.work_source import WorkSource, decode_state, restore
@@ -63,11 +64,13 @@ __all__ = [
     "WorkSource",
     "audit",
     "component_tokens",
+    "concatenate",
     "count_shard_tokens",
     "decode_state",
     "diff",
     "encode_state",
     "ensure_mixture",
+    "interleave",
     "lanes",
     "lattice",
     "load_config",
@@ -83,8 +86,10 @@ __all__ = [
     "restore_checkpoint",
     "save_checkpoint",
     "simulate",
+    "skip",
     "swrr",
     "synchronized",
+    "take",
     "to_global",
     "tokenize",
     "use_backend",
@@ -116,6 +121,8 @@ _MODULES = {"orbax": "elastic.checkpoint.orbax", "plot": "analysis.plot"}
 # What public objects hold when they are pickled. Pickles name `zephon_jax` alone, so that they do
 # not depend on how the package is laid out: their classes say __module__ = "zephon_jax".
 _IN_PICKLES = {
+    "CombinedSource": "sources.combined",
+    "CombinedState": "sources.combined",
     "CountedShards": "data.shard_store",
     "File": "data.files",
     "FileShards": "data.shard_store",

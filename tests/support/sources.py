@@ -37,6 +37,21 @@ class CountSource(zx.WorkSource):
 
 
 ALL_SHUFFLES = {"shuffle_within_shard": True, "shuffle_block_size": "auto"}
+
+
+def sharing():
+    """Two mixtures that have a dataset in common."""
+    datasets = [
+        zx.Dataset.from_counts(name, counts)
+        for name, counts in (("a", [31, 3]), ("b", [50]), ("c", [70, 0, 9]))
+    ]
+    settings = {"chunk_size": 8, **ALL_SHUFFLES}
+    return [
+        zx.StaticMixtureWorkSource(datasets[:2], {"a": 2, "b": 1}, **settings),
+        zx.StaticMixtureWorkSource(datasets[1:], {"b": 1, "c": 3}, seed=7, **settings),
+    ]
+
+
 SOURCES = {
     "one dataset": lambda: mixture([[40, 7, 0, 33]], chunk_size=9, **ALL_SHUFFLES),
     "passes": lambda: mixture(
@@ -97,6 +112,18 @@ SOURCES = {
     ),
     "many": lambda: mixture([[7, 6]] * 70, chunk_size=30, shuffle_within_shard=True),
     "custom": CountSource,
+    "concatenate": lambda: zx.concatenate(sharing()),
+    "interleave": lambda: zx.interleave(sharing(), [5, 3]),
+    "take": lambda: zx.take(SOURCES["passes"](), 20),
+    "skip": lambda: zx.skip(SOURCES["policies"](), 5),
+    "combined": lambda: zx.interleave(
+        [
+            zx.skip(CountSource(), 19),
+            zx.concatenate([zx.take(CountSource(), 3), CountSource()]),
+            zx.take(CountSource(), 2),
+        ],
+        [1, 2.5, 0.2],
+    ),
 }
 
 

@@ -67,6 +67,8 @@ def moves_of(source: WorkSource, component: str | None) -> Moves:
         chunk, state = source.next_chunk(state)
         if chunk is None:
             break
+        if name not in chunk.names:
+            continue
         ids = chunk.components[name][:wanted]
         parts.append(starts[ids[:, 1]] + ids[:, 2])
         wanted -= len(ids)

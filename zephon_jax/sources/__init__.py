@@ -4,7 +4,7 @@ A source is a pair of pure functions: `init` gives a state, `next_chunk` takes o
 chunk and the next state. `work_source` has the base class `WorkSource`, `chunk` the samples of a
 `WorkChunk`, `read_order` the orders in which a chunk is read, `codec` states as bytes,
 `find_sample` where a run holds a sample, `stateful_lane` a small mutable shell for other
-interfaces, `checks` what lanes and chunks must keep to.
+interfaces, `checks` what lanes and chunks must keep to, `combine` sources made of sources.
 
 Knows nothing of datasets beyond their ids, and imports neither JAX nor Grain at its top level.
 """

@@ -12,6 +12,7 @@ from zephon_jax.sources.checks import State, draw
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.codec import Plain
+from zephon_jax.sources.part_cursor import clipped
 from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["SourcePart", "StoppedSource"]
@@ -73,7 +74,7 @@ class SourcePart(WorkSource[State]):
         spans, size = self.source.chunk_spans(), self.chunk_size_hint()
         if spans is None or size is None:
             return None
-        return tuple(_clipped(span, size, self.begin, self.end) for span in spans)
+        return tuple(clipped(span, size, self.begin, self.end) for span in spans)
 
     def check_encoded(self, fields: list[Plain]) -> None:
         """Checks that an encoded state belongs to the source."""
@@ -82,20 +83,6 @@ class SourcePart(WorkSource[State]):
     def check_state(self, state: State) -> None:
         """Checks that a state belongs to the source."""
         self.source.check_state(state)
-
-
-def _clipped(span: ChunkSpan, size: int, begin: int, end: int | None) -> ChunkSpan:
-    """The part of a span from one chunk to another; only a span's last chunk may be short."""
-    first = max(span.first_chunk, begin)
-    stop = None if span.num_chunks is None else span.first_chunk + span.num_chunks
-    if end is not None and (stop is None or end < stop):
-        first = min(first, end)
-        return ChunkSpan(first, end - first, (end - first) * size)
-    if stop is None or span.num_samples is None:
-        return ChunkSpan(first, None, None)
-    if first >= stop:
-        return ChunkSpan(first, 0, 0)
-    return ChunkSpan(first, stop - first, span.num_samples - (first - span.first_chunk) * size)
 
 
 class StoppedSource(SourcePart[State]):
