@@ -23,8 +23,9 @@ from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.combine import concatenate, interleave, skip, take
 from zephon_jax.sources.read_order import MixtureReadConfig
+from zephon_jax.sources.restore import decode_state, restore
 from zephon_jax.sources.stateful_lane import StatefulLane
-from zephon_jax.sources.work_source import WorkSource, decode_state, restore
+from zephon_jax.sources.work_source import WorkSource
 
 if TYPE_CHECKING:
     from zephon_jax.analysis import plot

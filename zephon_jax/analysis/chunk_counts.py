@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from zephon_jax.sources.checks import first_states
-from zephon_jax.sources.chunk_spans import ChunkCounts
+from zephon_jax.sources.chunk_spans import ChunkCounts, never_ends
 from zephon_jax.sources.walk import walk
-from zephon_jax.sources.work_source import WorkSource, never_ends
+from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["DealtChunks", "count_chunks"]
 

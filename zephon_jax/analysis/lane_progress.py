@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 from zephon_jax.analysis.saved_states import SavedState, SavedStates, check_saved_lane
 from zephon_jax.sources.checks import lane_of
 from zephon_jax.sources.codec import encode_state
+from zephon_jax.sources.restore import decode_state
 from zephon_jax.sources.walk import walk
-from zephon_jax.sources.work_source import WorkSource, decode_state
+from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["FINISHED", "LaneProgress", "progress_of"]
 

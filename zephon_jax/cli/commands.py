@@ -30,9 +30,10 @@ from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.mixture.config_schema import TEMPLATE, schema
 from zephon_jax.mixture.static import StaticMixtureWorkSource
+from zephon_jax.sources.chunk_spans import never_ends
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.read_order import check_read_config
-from zephon_jax.sources.work_source import WorkSource, never_ends
+from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["cli"]
 

@@ -9,6 +9,7 @@ source stay as they were written and its mistakes are still named.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol, SupportsInt, TypeVar
 
 from zephon_jax._arrays import as_int
@@ -19,6 +20,7 @@ __all__ = [
     "LaneState",
     "State",
     "Stepped",
+    "check_components",
     "check_lane",
     "draw",
     "first_state",
@@ -76,6 +78,34 @@ def check_lane(lane: object, num_lanes: object) -> tuple[int, int]:
             f"lane must be in [0, num_lanes); got lane = {lane} and num_lanes = {num_lanes}."
         )
     return lane, num_lanes
+
+
+def check_components(chunk: WorkChunk, declared: Mapping[str, int], source_name: str) -> None:
+    """Checks that a chunk holds declared components only.
+
+    Args:
+      chunk: What the source's `next_chunk` gave.
+      declared: The source's component ids.
+      source_name: The name of the source's class, for an error.
+
+    Raises:
+      TypeError: If it is not a `WorkChunk`.
+      ValueError: If it holds a component that is not declared, or the declared ids are not unique.
+    """
+    if not isinstance(chunk, WorkChunk):
+        raise TypeError(f"next_chunk must return a WorkChunk or None; got {short(chunk)}.")
+    numbers = list(declared.values())
+    if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
+        raise ValueError(
+            f"{source_name}.component_ids() must give unique ids that are not negative; got"
+            f" {dict(declared)}."
+        )
+    unknown = [name for name in chunk.names if name not in declared]
+    if unknown:
+        raise ValueError(
+            f"{source_name}.next_chunk gave samples of undeclared components {unknown};"
+            f" component_ids() names {list(declared)}. Declare them all from the start."
+        )
 
 
 def lane_of(state: LaneState) -> tuple[int, int]:

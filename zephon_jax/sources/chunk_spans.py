@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = ["ChunkCounts", "ChunkSpan"]
+__all__ = ["ChunkCounts", "ChunkSpan", "KnownRun", "never_ends"]
 
 
 class ChunkSpan(NamedTuple):
@@ -30,3 +30,30 @@ class ChunkCounts(NamedTuple):
     # Bounds on the samples of a component beyond its share of the chunks so far; None for no bound.
     bound: tuple[float, float] | None = None
     ended: bool = False  # True where the run ends with these chunks
+
+
+class KnownRun(Protocol):
+    """What a source says of the length of its run."""
+
+    def chunk_spans(self) -> tuple[ChunkSpan, ...] | None:
+        """All chunks of the run, where the source can say."""
+        ...
+
+    def supports_indexing(self) -> bool:
+        """True where the source has a length."""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+def never_ends(source: KnownRun) -> bool:
+    """True for a source that says that its run has no end; False where it cannot say."""
+    spans = source.chunk_spans()
+    if spans:
+        return spans[-1].num_chunks is None
+    if source.supports_indexing():
+        try:
+            len(source)
+        except TypeError:
+            return True
+    return False

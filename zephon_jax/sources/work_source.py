@@ -18,16 +18,23 @@ from numpy.typing import ArrayLike
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
-from zephon_jax.sources.checks import State, check_lane, first_state, first_states, lane_of
+from zephon_jax.sources.checks import (
+    State,
+    check_components,
+    check_lane,
+    first_state,
+    first_states,
+    lane_of,
+)
 from zephon_jax.sources.chunk import SampleId, WorkChunk
-from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
-from zephon_jax.sources.codec import Plain, decode, open_fields
+from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan, never_ends
+from zephon_jax.sources.codec import Plain
 from zephon_jax.sources.find_sample import Place, as_list, check_sample_id, search
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.stateful_lane import StatefulLane
 from zephon_jax.sources.walk import walk
 
-__all__ = ["WorkSource", "check_source", "decode_state", "never_ends", "restore"]
+__all__ = ["WorkSource", "check_source"]
 
 
 def check_source(source: object, name: str = "source") -> None:
@@ -218,22 +225,7 @@ class WorkSource(abc.ABC, Generic[State]):
           TypeError: If it is not a `WorkChunk`.
           ValueError: If it holds a component that `component_ids` does not name.
         """
-        if not isinstance(chunk, WorkChunk):
-            raise TypeError(f"next_chunk must return a WorkChunk or None; got {short(chunk)}.")
-        declared = self.component_ids()
-        numbers = list(declared.values())
-        if len(set(numbers)) < len(numbers) or min(numbers, default=0) < 0:
-            raise ValueError(
-                f"{type(self).__name__}.component_ids() must give unique ids that are not"
-                f" negative; got {dict(declared)}."
-            )
-        unknown = [name for name in chunk.names if name not in declared]
-        if unknown:
-            raise ValueError(
-                f"{type(self).__name__}.next_chunk gave samples of undeclared components"
-                f" {unknown}; component_ids() names {list(declared)}. Declare them all from the"
-                " start."
-            )
+        check_components(chunk, self.component_ids(), type(self).__name__)
 
     def check_state(self, state: State) -> None:
         """Checks a decoded state; sources that know more than its structure extend this.
@@ -387,69 +379,3 @@ class WorkSource(abc.ABC, Generic[State]):
     def clone_for_lane(self, lane_id: int, canonical_replicas: int) -> StatefulLane[State]:
         """Returns a small mutable object bound to one lane, for code that expects one."""
         return StatefulLane(self, lane_id, canonical_replicas)
-
-
-def never_ends(source: WorkSource[State]) -> bool:
-    """True for a source that says that its run has no end; False where it cannot say."""
-    spans = source.chunk_spans()
-    if spans:
-        return spans[-1].num_chunks is None
-    if source.supports_indexing():
-        try:
-            len(source)
-        except TypeError:
-            return True
-    return False
-
-
-def decode_state(source: WorkSource[State], data: bytes) -> State:
-    """Decodes a state and checks that it belongs to this source.
-
-    Args:
-      source: The source that the state is for.
-      data: What `encode_state` returned.
-
-    Returns:
-      A state equal to the one that was encoded.
-
-    Raises:
-      TypeError: If `data` is not bytes.
-      ValueError: If the bytes are cut, changed or foreign, or the state belongs to a source with
-        other data or settings, naming what differs.
-    """
-    check_source(source)
-    return decode(source, data)
-
-
-def restore(source: WorkSource[State], data: bytes) -> tuple[WorkSource[State], State]:
-    """Decodes a state, for a source that may not have been primed yet.
-
-    An unprimed source takes the measured ratios that were saved with the state: nothing is
-    measured again, and the order goes on as it was.
-
-    Args:
-      source: The source that the state is for, primed or not.
-      data: What `encode_state` returned.
-
-    Returns:
-      The source to go on with, and the state.
-
-    Raises:
-      TypeError: If `data` is not bytes.
-      ValueError: If the state does not belong to the source, naming what differs, or holds no
-        ratios that it could take.
-
-    Example:
-      >>> import zephon_jax as zx
-      >>> toy = zx.Dataset.from_source("toy", ["a", "b c", "d e f"] * 50)
-      >>> tokens = zx.TokenEstimation(str.split)
-      >>> fresh = zx.StaticMixtureWorkSource([toy], {"toy": 1}, 10, token_estimation=tokens)
-      >>> data = zx.encode_state(fresh.prime().seek(3))
-      >>> source, state = zx.restore(fresh, data)
-      >>> source.next_chunk(state)[0].chunk_index
-      3
-    """
-    check_source(source)
-    if source.requires_token_priming:
-        source = source.primed_for(open_fields(data)[1])
-    return source, decode_state(source, data)
