@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from zephon_jax.pipelines.mark_exhausted import mark_exhausted
     from zephon_jax.pipelines.packing import component_tokens, pack
     from zephon_jax.pipelines.tokenize import tokenize
+    from zephon_jax.sources import testing
 
 __all__ = [
     "Audit",
@@ -91,6 +92,7 @@ __all__ = [
     "swrr",
     "synchronized",
     "take",
+    "testing",
     "to_global",
     "tokenize",
     "use_backend",
@@ -118,7 +120,11 @@ _ON_GRAIN = {  # name: the module that has it
     "to_global": "elastic.global_batch",
     "tokenize": "pipelines.tokenize",
 }
-_MODULES = {"orbax": "elastic.checkpoint.orbax", "plot": "analysis.plot"}
+_MODULES = {
+    "orbax": "elastic.checkpoint.orbax",
+    "plot": "analysis.plot",
+    "testing": "sources.testing",
+}
 # What public objects hold when they are pickled. Pickles name `zephon_jax` alone, so that they do
 # not depend on how the package is laid out: their classes say __module__ = "zephon_jax".
 _IN_PICKLES = {

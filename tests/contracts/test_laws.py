@@ -16,87 +16,27 @@ import zephon_jax as zx
 LANES = (1, 2, 3, 7, 64)
 
 
-def same_state(a, b):
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same_state, a, b))
-    return np.array_equal(a, b) and np.asarray(a).dtype == np.asarray(b).dtype
-
-
-def structure_of(state):
-    if isinstance(state, tuple):
-        return type(state), tuple(map(structure_of, state))
-    return type(state), np.shape(state), np.asarray(state).dtype
-
-
 @pytest.fixture(params=SOURCES)
 def source(request):
     return SOURCES[request.param]()
 
 
-def test_structure_never_changes(source):
-    first = state = source.init(0, 2)
-    for _ in range(5):
-        chunk, state = source.next_chunk(state)
-        assert structure_of(state) == structure_of(first)
-        if chunk is not None:
-            component, ids = chunk.order()
-            assert (component.dtype, ids.dtype) == (np.int32, np.int64)
-            assert ids.shape == (len(chunk), 3)
+def test_the_laws_of_all_sources(source):
+    zx.testing.check_source(source, num_chunks=200, lanes=LANES, other_process=False)
 
 
-def test_input_state_is_left_alone(source):
-    state = source.init(0, 1)
-    for _ in range(4):
-        before = pickle.loads(pickle.dumps(state))
-        chunk, after = source.next_chunk(state)
-        assert same_state(state, before)
-        again, after_again = source.next_chunk(state)
-        assert same_state(after, after_again)
-        assert (chunk is None) == (again is None)
-        if chunk is not None:
-            assert plain(chunk) == plain(again)
-        state = after
+def test_chunks_say_the_block_of_their_lane(source):
+    for num_lanes in (1, 3, 64):
+        for lane in (0, num_lanes - 1):
+            for chunk in chunks_of(source, lane, num_lanes):
+                assert chunk.num_lanes == num_lanes
+                assert chunk.slot == chunk.chunk_index % num_lanes
+                component, ids = chunk.order()
+                assert (component.dtype, ids.dtype) == (np.int32, np.int64)
+                assert ids.shape == (len(chunk), 3)
 
 
-def test_lanes_share_out_the_one_lane_sequence(source):
-    one = [plain(chunk) for chunk in chunks_of(source)]
-    assert [chunk[0] for chunk in one] == list(range(len(one)))
-    for num_lanes in LANES:
-        lanes = [chunks_of(source, lane, num_lanes) for lane in range(num_lanes)]
-        found = sorted((plain(c) for lane in lanes for c in lane), key=lambda c: c[0])
-        assert found == one
-        assert max(map(len, lanes)) - min(map(len, lanes)) <= 1
-        for lane in lanes:
-            assert all(c.num_lanes == num_lanes for c in lane)
-            assert all(c.slot == c.chunk_index % num_lanes for c in lane)
-
-
-def test_resume_at_every_step(source):
-    for lane, num_lanes in ((0, 1), (1, 3)):
-        whole = [plain(chunk) for chunk in chunks_of(source, lane, num_lanes)]
-        state = source.init(lane, num_lanes)
-        for step in range(min(len(whole), 12)):
-            data = zx.encode_state(state)
-            back = zx.decode_state(source, data)
-            assert same_state(back, state)
-            assert zx.encode_state(back) == data
-            tail = chunks_of(source, state=back, limit=4)
-            assert [plain(chunk) for chunk in tail] == whole[step : step + 4]
-            _, state = source.next_chunk(state)
-
-
-def test_seek_equals_stepping(source):
-    for lane, num_lanes in ((0, 1), (2, 5)):
-        whole = chunks_of(source, lane, num_lanes)
-        for g in (0, 1, 2, 7, 20, 29, 10_000):
-            expected = [plain(c) for c in whole if c.chunk_index >= g][:3]
-            state = source.seek(g, lane, num_lanes)
-            assert [plain(c) for c in chunks_of(source, state=state, limit=3)] == expected
-
-
-def test_exhausted_is_for_ever(source):
+def test_a_last_state_is_given_back_itself(source):
     state = source.seek(10**6)
     for _ in range(3):
         chunk, after = source.next_chunk(state)

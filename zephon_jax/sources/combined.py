@@ -249,24 +249,25 @@ class CombinedSource(WorkSource[CombinedState]):
         turns = g - stretch.first
         before = self._turns.after(stretch.ended, turns)
         upto = self._turns.after(stretch.ended, turns + 1)
-        for place, (part, over) in enumerate(zip(self._parts, stretch.ended, strict=True)):
-            last = stretch.given[place] + int(upto[place]) - 1
-            if over or not upto[place]:
+        lacking = False
+        for place, part in enumerate(self._parts):  # each is looked at, so that all ends are known
+            if stretch.ended[place] or not upto[place]:
                 continue
-            known = part.num_chunks
-            if known is None and cursors is not None:
-                held, cursors[place] = part.holds(cursors[place], last)
+            last = stretch.given[place] + int(upto[place]) - 1
+            if cursors is None:
+                held = last < (part.num_chunks or 0)
             else:
-                held = known is not None and last < known
-            if not held:
-                return turns + 1
+                held, cursors[place] = part.holds(cursors[place], last)
+            lacking = lacking or not held
+        if lacking:
+            return turns + 1
         place = int((upto - before).argmax())
         return place, stretch.given[place] + int(before[place])
 
     def _after(self, stretch: Stretch, num_chunks: int) -> Stretch:
         """The stretch that follows one that ends within so many chunks."""
         left = [
-            None if part.num_chunks is None else part.num_chunks - given
+            (part.limit if part.num_chunks is None else part.num_chunks) - given
             for part, given in zip(self._parts, stretch.given, strict=True)
         ]
         end = end_of_stretch(lambda n: self._turns.after(stretch.ended, n), left, num_chunks)

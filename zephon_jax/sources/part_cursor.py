@@ -38,6 +38,7 @@ class Part:
         # The default of `seek` replays: from where one stands that is shorter.
         self._seeks = type(source).seek is not WorkSource.seek  # pyright: ignore[reportUnknownMemberType]
         self._total = _total_of(source)
+        self._told = self._total is not None  # by the source, not found out
 
     @property
     def num_chunks(self) -> int | None:
@@ -53,11 +54,17 @@ class Part:
         return Cursor(0, self.source.init())
 
     def holds(self, cursor: Cursor, number: int) -> tuple[bool, Cursor]:
-        """Whether the part has a chunk, and a cursor that has come nearer to it."""
+        """Whether the part has a chunk, and a cursor that has come nearer to it.
+
+        Where the source does not say how long it is, the cursor is moved whether or not the end has
+        been met before: a state must not tell what a process remembers.
+        """
         if number >= self.limit:
             return False, cursor
-        if self._total is not None:
+        if self._told and self._total is not None:
             return self.skip + number < self._total, cursor
+        if cursor.place > self.skip + number:
+            return True, cursor
         chunk, cursor, _ = self._go(cursor, self.skip + number)
         return chunk is not None, cursor
 

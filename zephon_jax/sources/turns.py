@@ -67,19 +67,19 @@ class ByWeights:
 
 
 def end_of_stretch(
-    given_after: Callable[[int], np.ndarray], left: Sequence[int | None], num_chunks: int
+    given_after: Callable[[int], np.ndarray], left: Sequence[int], num_chunks: int
 ) -> int:
     """Chunks of a stretch before the first turn that its part cannot take.
 
     Args:
       given_after: Of so many first chunks, those of each part: int64 (k,).
-      left: Chunks that each part has, None where that is not known.
+      left: Chunks that each part has, or more where it has enough for all of these turns.
       num_chunks: Chunks of the stretch of which one at least is such a turn.
     """
 
     def fits(num_chunks: int) -> bool:
         pairs = zip(given_after(num_chunks).tolist(), left, strict=True)
-        return all(chunks is None or n <= chunks for n, chunks in pairs)
+        return all(n <= chunks for n, chunks in pairs)
 
     low, high = 0, num_chunks
     while high - low > 1:
