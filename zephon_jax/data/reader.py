@@ -13,6 +13,7 @@ bytes in memory, and which ids fall into one window is only known then.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -22,9 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax._process import PerProcess, from_environment
+from zephon_jax.data.cache.decoded import BlockUse, decoded_blocks
 from zephon_jax.data.cache.stager import Shard, Stager, default_stager
 from zephon_jax.data.dataset import Dataset
-from zephon_jax.data.formats.base import OpenShard, named_error
+from zephon_jax.data.formats import OpenShard, get_format
+from zephon_jax.data.formats.base import named_error
 from zephon_jax.data.open_files import OpenFiles
 from zephon_jax.data.shard_store import SourceShards
 
@@ -188,9 +191,44 @@ class Reader:
         """Lets go of an owner's plan, soon. A finalizer may call it: it waits for no work."""
         self.stager.forget(("plan", owner))
 
+    def plans_blocks(self, datasets_by_id: Mapping[int, Dataset]) -> bool:
+        """True if some shards are decoded in blocks, so that `block_uses` has something to say."""
+        return any(
+            dataset.format is not None and get_format(dataset.format).decodes_blocks
+            for dataset in datasets_by_id.values()
+        )
+
+    def block_uses(
+        self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray
+    ) -> list[BlockUse]:
+        """The decoded blocks that `read` of these ids takes, in its order.
+
+        Those of shards that are not here yet, or cannot be opened, are left out.
+
+        Args:
+          datasets_by_id: Dataset of each dataset id.
+          sample_ids: int64 (n, 3).
+        """
+        uses: list[BlockUse] = []
+        for group in group_ids(as_ids(sample_ids))[0]:
+            dataset = datasets_by_id[group.dataset_id]
+            if not self.plans_blocks({0: dataset}):
+                continue
+            physical, shard_id, indices = dataset.resolve(group.shard_id, group.indices)
+            shard = physical.shard(shard_id)
+            if shard.needs_copy and self.stager.any_missing([shard]):
+                continue
+            with (
+                contextlib.suppress(Exception),  # Who reads the shard gets the error.
+                self._files.get().opened(shard, self._stager) as opened,
+            ):
+                uses += opened.block_uses(np.sort(indices))
+        return uses
+
     def close(self) -> None:
-        """Closes the files that nobody is reading."""
+        """Closes the files that nobody is reading, and drops what was decoded of them."""
         self._files.get().close()
+        decoded_blocks().forget()
 
     def _shard_of(self, dataset: Dataset, shard_id: int) -> Shard:
         physical, physical_id, _ = dataset.resolve(shard_id, np.zeros(0, np.int64))

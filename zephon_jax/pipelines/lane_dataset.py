@@ -6,7 +6,7 @@ import atexit
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._process import DaemonThreads, PerProcess
+from zephon_jax.data.cache.decoded import decoded_blocks
 from zephon_jax.data.reader import Reader, default_reader
 from zephon_jax.pipelines.lane_lengths import number_of_sample, seek_sample
 from zephon_jax.sources.checks import check_lane, draw
@@ -29,6 +30,7 @@ __all__ = ["LaneIterDataset", "LaneIterator"]
 _THREADS = 4  # for all iterators of a process together
 _CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
 _LEAST_WINDOW = 1 << 18  # bytes
+_WINDOWS_ADDED = 3  # windows looked ahead with each: the first batch does not wait for all of them
 _reading: weakref.WeakSet[LaneIterator] = weakref.WeakSet()  # iterators that hold windows
 
 
@@ -227,6 +229,11 @@ class LaneIterator(grain.DatasetIterator):
     def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
         reader, by_id = default_reader(), self._dataset.source.datasets_by_id
         _reading.add(self)
+        windows = self._cut_windows(reader, state, slot)
+        return _planned(reader, by_id, windows) if reader.plans_blocks(by_id) else windows
+
+    def _cut_windows(self, reader: Reader, state: Any, slot: int) -> Iterator[_Window]:
+        by_id = self._dataset.source.datasets_by_id
         for before, chunk, ordered in self._chunks_ahead(reader, state):
             if slot < len(chunk):
                 component, ids = ordered
@@ -304,6 +311,37 @@ class LaneIterator(grain.DatasetIterator):
 
     def __str__(self) -> str:
         return f"LaneIterator({self._dataset})"
+
+
+def _planned(
+    reader: Reader, datasets_by_id: Mapping[int, Any], windows: Iterator[_Window]
+) -> Iterator[_Window]:
+    """Windows whose decoded blocks are planned some windows ahead."""
+    plan = decoded_blocks().plan()
+    waiting: deque[_Window] = deque()
+    error: BaseException | None = None
+    more = True
+    try:
+        while more or waiting:
+            for _ in range(_WINDOWS_ADDED):
+                if not more or not plan.wants_more():
+                    break
+                try:
+                    window = next(windows, None)
+                except Exception as found:  # It is raised when its window's turn has come.
+                    window, error = None, found
+                more = window is not None
+                if window is not None:
+                    waiting.append(window)
+                    uses = reader.block_uses(datasets_by_id, window.sample_ids)
+                    plan.add(len(window.sample_ids), uses)
+            if waiting:
+                plan.begin()
+                yield waiting.popleft()
+        if error is not None:
+            raise error
+    finally:
+        plan.close()
 
 
 def _distinct_shards(ids: np.ndarray) -> np.ndarray:

@@ -12,22 +12,17 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax._bounded_cache import BoundedCache
+from zephon_jax.data.cache.decoded import BlockUse
 from zephon_jax.data.files import File
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 __all__ = [
-    "BLOCKS",
     "BYTE_ORDER_MARK",
     "GZIP_MAGIC",
     "ZSTD_MAGIC",
-    "Block",
     "FetchRange",
     "OpenShard",
     "ShardFormat",
@@ -122,6 +117,11 @@ class OpenShard(ABC):
         del indices
         return None
 
+    def block_uses(self, indices: np.ndarray) -> list[BlockUse]:
+        """The decoded blocks that reading `indices` takes, in order; none for most formats."""
+        del indices
+        return []
+
 
 class ShardFormat(ABC):
     """One file format. Implementations hold no state, so they pickle by name.
@@ -138,6 +138,8 @@ class ShardFormat(ABC):
     magics: tuple[bytes, ...] = ()
     # True if opening a file takes offsets that a scan has found.
     keeps_offsets = False
+    # True if records are decoded many at a time, so that it helps to know which come next.
+    decodes_blocks = False
 
     @abstractmethod
     def scan(self, path: str) -> ShardIndex:
@@ -171,20 +173,3 @@ class ShardFormat(ABC):
         """Returns what unpacks a source into an existing target, None for files read as is."""
         del file
         return None
-
-
-class Block(NamedTuple):
-    """A decoded part of a shard."""
-
-    rows: pa.Table
-    num_bytes: int
-
-
-def _num_bytes(block: Block) -> int:
-    return block.num_bytes
-
-
-# Decoded blocks of open shards by shard and number, bounded for the whole process. A block (a
-# Parquet row group) holds more samples than one call asks for: without a cache it would be decoded
-# again for each call; with one for each file, memory would have no bound.
-BLOCKS: BoundedCache[tuple[object, int], Block] = BoundedCache(1 << 24, _num_bytes)

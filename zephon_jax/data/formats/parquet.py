@@ -1,17 +1,17 @@
-"""Parquet shards: rows as dicts, row groups decoded once for each call that needs them."""
+"""Parquet shards: rows as dicts, row groups decoded once while the order needs them."""
 
 from __future__ import annotations
 
-import threading
+import functools
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zephon_jax.data.cache.decoded import BlockUse, decoded_blocks
 from zephon_jax.data.formats.base import (
-    BLOCKS,
-    Block,
     FetchRange,
     OpenShard,
     ShardFormat,
@@ -62,18 +62,22 @@ class ParquetShard(OpenShard):
 
     def __init__(self, path: str, columns: tuple[str, ...] | None):
         self._path = path
-        self._lock = threading.Lock()  # Two calls would decode the same row group.
-        self._owner = object()  # Unlike id(self), never that of a shard that came before.
         self._columns = None if columns is None else list(columns)
+        # Tells this version of the file, however often it is opened.
+        status = os.stat(path)
+        version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+        self._key = path, version, columns
         with _open_file(path) as file:
             meta = self._metadata = file.metadata
             self._check_columns(file.schema_arrow.names)
         groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
         rows = [group.num_rows for group in groups]
         self._bounds = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
-        sizes = np.array([group.total_byte_size for group in groups], dtype=np.int64)
+        sizes = np.array([_decoded_bytes(group, columns) for group in groups], dtype=np.int64)
+        self._group_bytes = sizes
         self._stored = np.array([_stored_bytes(group) for group in groups], dtype=np.int64)
         self._row_bytes = sizes // np.maximum(rows, 1)
+        self._broken: dict[int, Exception] = {}  # by group
         self.num_samples = int(meta.num_rows)
 
     def _check_columns(self, known: Sequence[str]) -> None:
@@ -88,20 +92,46 @@ class ParquetShard(OpenShard):
 
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns rows as dicts of Python values."""
-        groups = np.searchsorted(self._bounds, indices, side="right") - 1
-        cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
         rows: list[Any] = []
-        for part in np.split(indices, cuts):
-            group = int(np.searchsorted(self._bounds, part[0], side="right")) - 1
-            rows += _rows(self._row_group(group), part - self._bounds[group])
+        blocks = decoded_blocks()
+        for use in self.block_uses(indices):
+            rows += _rows(*blocks.rows(use))
         return rows
 
-    def _row_group(self, group: int) -> pa.Table:
-        key = (self._owner, group)
-        with self._lock:
-            return BLOCKS.get_or_make(key, lambda: self._decode(group)).rows
+    def block_uses(self, indices: np.ndarray) -> list[BlockUse]:
+        """The row groups of some rows."""
+        if not len(indices):
+            return []
+        groups = np.searchsorted(self._bounds, indices, side="right") - 1
+        cuts = np.flatnonzero(groups[1:] != groups[:-1]) + 1
+        firsts = groups[[0, *cuts.tolist()]].tolist()
+        parts = np.split(indices, cuts)
+        return [
+            self._use(group, part - self._bounds[group])
+            for group, part in zip(firsts, parts, strict=True)
+        ]
 
-    def _decode(self, group: int) -> Block:
+    def _use(self, group: int, places: np.ndarray) -> BlockUse:
+        return BlockUse(
+            key=(self._key, group),
+            places=places,
+            num_bytes=int(self._group_bytes[group]),
+            decode=functools.partial(self._decode, group),
+        )
+
+    def _row_group(self, group: int) -> pa.Table:
+        return decoded_blocks().whole(self._use(group, np.zeros(0, np.int64)))
+
+    def _decode(self, group: int) -> pa.Table:
+        if group in self._broken:  # It would be decoded again for each of its rows.
+            raise self._broken[group]
+        try:
+            return self._decode_columns(group)
+        except ValueError as error:
+            self._broken[group] = error
+            raise
+
+    def _decode_columns(self, group: int) -> pa.Table:
         import pyarrow as pa
 
         # Arrow's threads would each hold buffers of their own until their next task.
@@ -109,11 +139,10 @@ class ParquetShard(OpenShard):
         try:
             with _open_file(self._path, self._metadata) as file:
                 try:
-                    rows = file.read_row_group(group, **settings)
+                    return file.read_row_group(group, **settings)
                 except pa.ArrowNotImplementedError:  # Nested text above 2 GiB, in one piece.
                     batches = file.iter_batches(_PIECE_ROWS, row_groups=[group], **settings)
-                    rows = pa.Table.from_batches(batches)
-                return Block(rows, rows.nbytes)
+                    return pa.Table.from_batches(batches)
         except (pa.ArrowException, OSError) as error:
             if _is_of_system(error) or isinstance(error, MemoryError):
                 raise
@@ -150,8 +179,17 @@ class ParquetShard(OpenShard):
         return sizes, found * int(self._stored.sum()) // max(1, stored)
 
     def close(self) -> None:
-        """Drops the decoded row groups."""
-        BLOCKS.forget(lambda key: key[0] is self._owner)
+        """Nothing is open. Decoded row groups stay as long as their budget allows."""
+
+
+def _decoded_bytes(group: pq.RowGroupMetaData, columns: tuple[str, ...] | None) -> int:
+    """Bytes of some or all columns of a row group before compression."""
+    found = 0
+    for c in range(group.num_columns):
+        column = group.column(c)
+        if columns is None or column.path_in_schema.split(".", 1)[0] in columns:
+            found += column.total_uncompressed_size
+    return found
 
 
 def _stored_bytes(group: pq.RowGroupMetaData) -> int:
@@ -193,6 +231,7 @@ class ParquetFormat(ShardFormat):
     name = "parquet"
     suffixes = (".parquet", ".pq")
     magics = (b"PAR1",)
+    decodes_blocks = True
 
     def scan(self, path: str) -> ShardIndex:
         """Counts by the footer."""

@@ -1,0 +1,398 @@
+"""Decoded parts of shards in memory, within one budget for the whole process.
+
+A part of a file that is decoded at once, such as a Parquet row group, holds far more rows than one
+read asks for. Lanes say which parts their next reads take (`BlockPlan`), so the part whose next use
+is farthest away goes first, as L. A. Belady found best (A study of replacement algorithms for a
+virtual-storage computer, 1966). What goes leaves behind the few rows that the plans still ask for.
+Parts that no plan knows go before those, oldest use first.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import math
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from zephon_jax._process import DaemonThreads, PerProcess, from_environment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BlockPlan", "BlockUse", "DecodedBlocks", "decoded_blocks", "default_decoded_bytes"]
+
+# Sixteen worker processes of a machine take a quarter of its memory together.
+_MEMORY_SHARE = 64
+_LEAST_BYTES = 1 << 26
+_THREADS = 2  # that decode ahead
+# Rows that evicted blocks leave behind take at most half of the budget: with scattered reads of
+# many blocks a megabyte of them saves more decoding than one of whole blocks.
+_ROWS_SHARE = 2
+_SECONDS_AT_EXIT = 5.0
+
+# How far a lane looks ahead: the further, the fewer times a block is decoded for scattered rows.
+# Sixty-four chunks of 512 samples are planned in a few milliseconds each and take 1 MB.
+_MAX_WINDOWS = 64
+_MAX_IDS = 1 << 16
+_LEAST_WINDOWS = 1
+
+
+class BlockUse(NamedTuple):
+    """One read's use of a block."""
+
+    key: Hashable
+    # Rows of the block that are read, int64 (n,), sorted.
+    places: np.ndarray
+    # Bytes of the decoded block, about.
+    num_bytes: int
+    # Decodes it.
+    decode: Callable[[], pa.Table]
+
+
+class _Rows(NamedTuple):
+    """Some rows of a block."""
+
+    rows: pa.Table
+    # Their places in the block, int64 (n,), sorted; None for all rows.
+    places: np.ndarray | None
+    num_bytes: int
+
+
+class DecodedBlocks:
+    """Decoded blocks by key. Safe to share between threads.
+
+    Args:
+      max_bytes: Budget. What is being decoded comes on top.
+    """
+
+    def __init__(self, max_bytes: int):
+        self.max_bytes = max_bytes
+        self.num_decoded = 0  # blocks
+        self.bytes_decoded = 0
+        self.lock = threading.RLock()
+        self._whole: OrderedDict[Hashable, _Rows] = OrderedDict()  # oldest use first
+        self._left: dict[Hashable, _Rows] = {}  # planned rows of blocks that have gone
+        self._whole_bytes = self._left_bytes = 0
+        self._plans: list[BlockPlan] = []
+        self._making: dict[Hashable, Future[pa.Table]] = {}
+        self._threads = DaemonThreads(_THREADS, "zephon-decode")
+        self._num_ahead = 0  # threads that decode ahead
+        self._closed = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all that is kept."""
+        return self._whole_bytes + self._left_bytes
+
+    def __len__(self) -> int:
+        return len(self._whole)
+
+    def rows(self, use: BlockUse) -> tuple[pa.Table, np.ndarray]:
+        """Returns a table that has the rows of a use, and their places in it.
+
+        A block that another thread is decoding is waited for.
+        """
+        with self.lock:
+            found = self._find(use)
+            self._count(use.key)
+            making, mine = self._making.get(use.key), None
+            if found is None and making is None:
+                mine = self._making[use.key] = Future()
+        if found is not None:
+            return found
+        if mine is not None:
+            self._make(use, mine)
+        waited = mine or making
+        assert waited is not None
+        return waited.result(), use.places
+
+    def whole(self, use: BlockUse) -> pa.Table:
+        """Returns a whole block."""
+        with self.lock:
+            held = self._whole.get(use.key)
+        if held is not None:
+            return held.rows
+        block = use.decode()
+        self._keep(use.key, block)
+        return block
+
+    def forget(self) -> None:
+        """Drops all that is kept."""
+        with self.lock:
+            self._whole.clear()
+            self._left.clear()
+            self._whole_bytes = self._left_bytes = 0
+
+    def plan(self) -> BlockPlan:
+        """Returns a new plan, for one lane's reads in order."""
+        plan = BlockPlan(self)
+        with self.lock:
+            self._plans.append(plan)
+        return plan
+
+    def close(self) -> None:
+        """Decodes nothing ahead any more."""
+        self._closed = True
+
+    def _find(self, use: BlockUse) -> tuple[pa.Table, np.ndarray] | None:
+        held = self._whole.get(use.key)
+        if held is not None:
+            self._whole.move_to_end(use.key)
+            return held.rows, use.places
+        left = self._left.get(use.key)
+        if left is None or left.places is None:
+            return None
+        where = np.searchsorted(left.places, use.places)
+        where = np.minimum(where, len(left.places) - 1)
+        if not np.array_equal(left.places[where], use.places):
+            return None
+        return left.rows, where
+
+    def _make(self, use: BlockUse, future: Future[pa.Table]) -> None:
+        """Decodes a block and gives it to all who wait for it."""
+        try:
+            block = use.decode()
+            self._keep(use.key, block)
+        except BaseException as error:
+            with self.lock:
+                self._making.pop(use.key, None)
+            future.set_exception(error)
+        else:
+            with self.lock:
+                self._making.pop(use.key, None)
+            future.set_result(block)
+
+    def _keep(self, key: Hashable, block: pa.Table) -> None:
+        num_bytes = block.nbytes
+        with self.lock:
+            self.num_decoded += 1
+            self.bytes_decoded += num_bytes
+            self._drop(key)
+            self._drop_left(key)
+            self._whole[key] = _Rows(block, None, num_bytes)
+            self._whole_bytes += num_bytes
+            while self.num_bytes > self.max_bytes and len(self._whole) > 1:
+                self._evict()
+
+    def _evict(self) -> None:
+        """Drops the block that is used last, but for the rows of it that plans know."""
+        # The first of equals: the block that no plan knows and was used longest ago.
+        key = max(self._whole, key=self._distance)
+        held = self._whole[key]
+        row_bytes = held.num_bytes / max(1, held.rows.num_rows)
+        room = self.max_bytes / _ROWS_SHARE / max(1, len(self._plans))
+        places = [use for plan in self._plans for use in plan.places_of(key, room / row_bytes)]
+        self._drop(key)
+        if not places:
+            return
+        wanted = np.unique(np.concatenate(places))
+        rows = held.rows.take(wanted)
+        num_bytes = held.num_bytes * len(wanted) // max(1, held.rows.num_rows)
+        self._left[key] = _Rows(rows, wanted, num_bytes)
+        self._left_bytes += num_bytes
+        while self._left_bytes > self.max_bytes // _ROWS_SHARE and len(self._left) > 1:
+            self._drop_left(max(self._left, key=self._distance))
+
+    def _drop(self, key: Hashable) -> None:
+        held = self._whole.pop(key, None)
+        self._whole_bytes -= 0 if held is None else held.num_bytes
+
+    def _drop_left(self, key: Hashable) -> None:
+        left = self._left.pop(key, None)
+        self._left_bytes -= 0 if left is None else left.num_bytes
+
+    def _distance(self, key: Hashable) -> float:
+        """Uses of other blocks before the next one of this block; inf where no plan knows it."""
+        return min((plan.distance(key) for plan in self._plans), default=math.inf)
+
+    def _count(self, key: Hashable) -> None:
+        """Strikes a use of a block off the plan that it belongs to."""
+        for plan in self._plans:
+            if plan.strike(key):
+                break
+        if key in self._left and self._distance(key) == math.inf:
+            self._drop_left(key)
+
+    def start_ahead(self) -> None:
+        """Lets threads decode what is wanted next, as far as the budget goes."""
+        with self.lock:
+            self._plans = [plan for plan in self._plans if not plan.closed]
+            if self._num_ahead < _THREADS and not self._closed and self._next_missing():
+                self._num_ahead += 1
+                _under_way.get().add(self._threads.submit(self._decode_ahead, None))
+
+    def _decode_ahead(self, _: None) -> None:
+        while True:
+            with self.lock:
+                use = None if self._closed else self._next_missing(take=True)
+                if use is None:
+                    self._num_ahead -= 1
+                    return
+                future = self._making[use.key] = Future[Any]()
+            self._make(use, future)  # Who reads it gets an error, with its name.
+
+    def _next_missing(self, take: bool = False) -> BlockUse | None:
+        """The first planned block that is not here and for which the budget has room.
+
+        Each use is taken once: what goes again before it is read is not decoded for ever.
+        """
+        nearest, found, its_plan = math.inf, None, None
+        for plan in self._plans:
+            room, seen = self.max_bytes // len(self._plans), set[Hashable]()
+            for distance, use in enumerate(plan.upcoming()):
+                if distance >= nearest or room < 0:
+                    break
+                if use.key in seen:
+                    continue
+                seen.add(use.key)
+                room -= use.num_bytes
+                known = use.key in self._making or plan.number + distance < plan.taken
+                if room >= 0 and not known and not self._has(use):
+                    nearest, found, its_plan = distance, use, plan
+        if take and its_plan is not None:
+            its_plan.taken = its_plan.number + int(nearest) + 1
+        return found
+
+    def _has(self, use: BlockUse) -> bool:
+        if use.key in self._whole:
+            return True
+        left = self._left.get(use.key)
+        return (
+            left is not None
+            and left.places is not None
+            and bool(np.isin(use.places, left.places, assume_unique=False).all())
+        )
+
+
+class BlockPlan:
+    """The blocks that one lane's reads take, in order: windows are added, then begun in turn.
+
+    Args:
+      blocks: What decodes them.
+    """
+
+    def __init__(self, blocks: DecodedBlocks):
+        self._blocks = blocks
+        self._windows: deque[tuple[int, list[BlockUse]]] = deque()  # ids and uses, not yet begun
+        self._current: deque[BlockUse] = deque()  # of the window that is read
+        self.number = 0  # of the first use in `_current`
+        self.taken = 0  # uses below this number have been decoded ahead
+        self.closed = False
+        self._begun = self._added = 0  # uses of the windows that have begun, and of all
+        # Number and rows of each block's uses to come.
+        self._uses: dict[Hashable, deque[tuple[int, np.ndarray]]] = {}
+
+    def wants_more(self) -> bool:
+        """True if it is worth looking further ahead."""
+        num_windows = len(self._windows)
+        if num_windows < _LEAST_WINDOWS:
+            return True
+        return num_windows < _MAX_WINDOWS and sum(ids for ids, _ in self._windows) < _MAX_IDS
+
+    def add(self, num_ids: int, uses: Sequence[BlockUse]) -> None:
+        """Adds the window after the last one, with the uses in the order of its read."""
+        with self._blocks.lock:
+            self._windows.append((num_ids, list(uses)))
+            for use in uses:
+                self._uses.setdefault(use.key, deque()).append((self._added, use.places))
+                self._added += 1
+
+    def begin(self) -> None:
+        """Begins with the next window; what was planned of the one before it is over."""
+        with self._blocks.lock:
+            while self._current:
+                self._strike_first()
+            if self._windows:
+                self._current.extend(self._windows.popleft()[1])
+                self._begun = self.number + len(self._current)
+        self._blocks.start_ahead()
+
+    def _strike_first(self) -> None:
+        use = self._current.popleft()
+        numbers = self._uses[use.key]
+        numbers.popleft()
+        if not numbers:
+            del self._uses[use.key]
+        self.number += 1
+
+    def strike(self, key: Hashable) -> bool:
+        """Strikes off the window's use of a block, and those before it; False if it has none."""
+        numbers = self._uses.get(key)
+        if not numbers or numbers[0][0] >= self._begun:
+            return False
+        for _ in range(numbers[0][0] - self.number + 1):
+            self._strike_first()
+        return True
+
+    def distance(self, key: Hashable) -> float:
+        """Uses before the next one of a block; inf where there is none."""
+        numbers = self._uses.get(key)
+        return numbers[0][0] - self.number if numbers else math.inf
+
+    def places_of(self, key: Hashable, num_rows: float) -> list[np.ndarray]:
+        """The rows of a block that are planned to be read.
+
+        Args:
+          key: The block.
+          num_rows: How many rows of all blocks there is room for, so that what is read last is not
+            kept in place of what other blocks need sooner.
+        """
+        uses = self._uses.get(key)
+        if not uses:
+            return []
+        last = uses[0][0] + num_rows / max(1, len(uses[0][1]))
+        return [places for number, places in uses if number <= last]
+
+    def upcoming(self) -> Iterator[BlockUse]:
+        """Uses in order."""
+        later = itertools.chain.from_iterable(uses for _, uses in self._windows)
+        return itertools.chain(self._current, later)
+
+    def close(self) -> None:
+        """Ends the plan, soon. A finalizer may call it: it waits for no lock."""
+        self.closed = True
+
+
+_under_way: PerProcess[weakref.WeakSet[Future[Any]]] = PerProcess(weakref.WeakSet)
+
+
+@atexit.register
+def _wait_for_decoders() -> None:
+    """Arrow is not at work as the interpreter goes: it would abort the program."""
+    decoded_blocks().close()
+    wait(list(_under_way.get()), _SECONDS_AT_EXIT)
+
+
+def _memory_bytes() -> int:
+    """Memory that this process may take: the machine's, or its container's."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                found = min(found, int(file.read()))
+        except (OSError, ValueError):  # "max"
+            continue
+    return found
+
+
+@functools.cache
+def default_decoded_bytes() -> int:
+    """The budget that nobody has set: a part of the memory."""
+    return max(_LEAST_BYTES, _memory_bytes() // _MEMORY_SHARE)
+
+
+_default: PerProcess[DecodedBlocks] = PerProcess(DecodedBlocks)
+
+
+def decoded_blocks() -> DecodedBlocks:
+    """Returns the blocks of this process, within `$ZEPHON_JAX_DECODED_BYTES`."""
+    return _default.get(from_environment("DECODED_BYTES", default_decoded_bytes(), 1))
