@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -40,13 +40,14 @@ class ShardReads(NamedTuple):
 
 def _sizes(source: WorkSource) -> tuple[dict[int, np.ndarray], str]:
     """The size of each shard by dataset: bytes, or samples unless all bytes are known."""
-    found: dict[int, Any] = {}
+    found: dict[int, np.ndarray] = {}
     for dataset_id, dataset in source.datasets_by_id.items():
-        store = getattr(dataset, "store", None)
-        found[dataset_id] = getattr(store, "declared_bytes", None)
-        if getattr(dataset, "shards", ()):
-            found[dataset_id] = np.asarray([file.size for file in dataset.shards], dtype=np.int64)
-    if all(sizes is not None for sizes in found.values()):
+        # Of a source in memory nobody knows the bytes: `shard_bytes` has its samples.
+        in_memory = getattr(dataset, "readable", False) and not getattr(dataset, "shards", ())
+        sizes = getattr(dataset, "shard_bytes", None)
+        if sizes is not None and not in_memory:
+            found[dataset_id] = sizes
+    if len(found) == len(source.datasets_by_id):
         return found, "bytes"
     counts = {
         dataset_id: np.asarray(dataset.shard_counts, dtype=np.int64)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+import numpy as np
 
 from zephon_jax import __version__
 from zephon_jax._text import counted, table, visible
@@ -25,6 +26,7 @@ from zephon_jax.analysis.simulate import simulate as simulate_source
 from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.cli.output import answer, bar, careful, size
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
+from zephon_jax.data.cache.decoded import decoded_blocks
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
@@ -84,10 +86,23 @@ def _facts(dataset: Dataset) -> dict[str, Any]:
         "format": dataset.format,
         "shards": dataset.num_shards,
         "samples": dataset.num_samples,
-        "bytes": sum(file.size for file in dataset.shards) if dataset.shards else None,
+        "bytes": int(np.sum(dataset.shard_bytes)) if dataset.shards else None,
         "smallest_shard": int(counts.min()),
         "largest_shard": int(counts.max()),
         "empty_shards": int((counts == 0).sum()),
+        **_row_groups(dataset),
+    }
+
+
+def _row_groups(dataset: Dataset) -> dict[str, int]:
+    """What decoding costs, of shards that are decoded in row groups."""
+    store = dataset.whole.store
+    if not store.num_row_groups:
+        return {}
+    return {
+        "row_groups": store.num_row_groups,
+        "row_group_bytes": store.decoded_bytes // store.num_row_groups,
+        "decoded_budget": decoded_blocks().max_bytes,
     }
 
 
@@ -112,7 +127,11 @@ def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
         ))  # fmt: skip
     empty = [f"! {visible(one['name'])} has {counted(one['empty_shards'], 'shard')} without samples"
              for one in facts if one["empty_shards"]]  # fmt: skip
-    answer(as_json, "\n".join([table(rows), *empty]), facts)
+    groups = [f"{visible(one['name'])}: {counted(one['row_groups'], 'row group')} of about"
+              f" {size(one['row_group_bytes'])} decoded; ZEPHON_JAX_DECODED_BYTES lets each process"
+              f" hold {size(one['decoded_budget'])}"
+              for one in facts if "row_groups" in one]  # fmt: skip
+    answer(as_json, "\n".join([table(rows), *groups, *empty]), facts)
 
 
 @cli.command()

@@ -14,10 +14,14 @@ from zephon_jax._arrays import as_int
 from zephon_jax._text import short
 from zephon_jax.data.cache.stager import Shard
 from zephon_jax.data.dataset_arguments import (
+    RowGroups,
+    check_alike,
     checked_columns,
     checked_counts,
     checked_name,
+    checked_row_groups,
     frozen_counts,
+    hive_of,
 )
 from zephon_jax.data.files import File, PathLike, is_local
 from zephon_jax.data.find_shards import describe_shard, find_shards, location_of
@@ -103,6 +107,14 @@ class Dataset:
         return self.store.location
 
     @property
+    def whole(self) -> Dataset:
+        """The dataset that this one is a part of, at last; itself if it is none."""
+        dataset = self
+        while isinstance(dataset.store, PartShards):
+            dataset = dataset.store.whole
+        return dataset
+
+    @property
     def shard_bytes(self) -> np.ndarray | None:
         """Bytes of each shard's file as it is stored, int64 (num_shards,); None where not known.
 
@@ -130,6 +142,7 @@ class Dataset:
                 location=store.location,
                 num_samples=int(self.shard_counts[shard_id]),
                 needs_copy=not is_local(file.path) or fmt.unpacker(file) is not None,
+                added=() if store.added_columns is None else store.added_columns[shard_id],
             )
         return shards[shard_id]
 
@@ -174,7 +187,7 @@ class Dataset:
         rule = split_samples if by == "sample" else split_shards
         try:
             parts = rule(self.shard_counts, fractions, seed)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise named_error(error, f"dataset {self.name!r}") from None
         return {name: self._part(name, part) for name, part in parts.items()}
 
@@ -274,6 +287,7 @@ class Dataset:
         storage_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
         counts: Sequence[int] | np.ndarray | None = None,
+        row_groups: RowGroups = "files",
     ) -> Dataset:
         """Finds the shards of a dataset and counts their samples.
 
@@ -288,19 +302,29 @@ class Dataset:
           columns: Columns to read, for Parquet; None for all.
           counts: Samples in each shard in natural order, where they are known already: then no
             shard is opened to count.
+          row_groups: "shards" makes each row group of a Parquet file a shard of its own, so that
+            shuffles of shards, and within shards, stay inside groups that are decoded once.
+            "files", the default, makes each file one shard.
 
         Raises:
           FileNotFoundError: If a path does not exist.
-          ValueError: If there are no shards, formats are mixed or unknown, or a shard is
-            broken. The error names the dataset and the shard.
+          ValueError: If there are no shards, formats are mixed or unknown, Parquet files have
+            different columns, or a shard is broken. The error names the dataset and the shard.
         """
         name = checked_name(name)
         files, fmt = find_shards(name, path, format, storage_options)
         chosen = None if columns is None else checked_columns(name, columns, fmt.name)
+        by_group = checked_row_groups(name, row_groups, fmt.name, counts is not None)
+        added = hive_of(name, files, chosen) if fmt.name == "parquet" else None
+        facts = None
         if counts is None:
             shards = [Shard(file, fmt, storage_options) for file in files]
             describe = functools.partial(describe_shard, name, files)
-            counts = default_index_store().count_samples(shards, location_of(path), describe)
+            index = default_index_store()
+            counts = index.count_samples(shards, location_of(path), describe)
+            facts = index.facts(shards, location_of(path), describe)
+            if fmt.name == "parquet":
+                check_alike(name, files, facts, chosen)
         checked = checked_counts(name, counts)
         if len(checked) != len(files):
             raise ValueError(
@@ -314,8 +338,46 @@ class Dataset:
             staged=any(not is_local(f.path) or fmt.unpacker(f) is not None for f in files),
             columns=chosen,
             storage_options=None if storage_options is None else dict(storage_options),
+            added_columns=added,
+            **_known(facts or [], chosen),
         )
-        return cls(name, checked, store)
+        dataset = cls(name, checked, store)
+        return dataset._by_row_groups([one["rows"] for one in facts or ()]) if by_group else dataset
+
+    def _by_row_groups(self, rows: Sequence[Sequence[int]]) -> Dataset:
+        """The same samples, with each row group that has any as a shard.
+
+        Args:
+          rows: Rows of each group of each file.
+        """
+        counts = np.asarray([num for group in rows for num in group], dtype=np.int64)
+        if not counts.any():
+            return self
+        file = np.repeat(np.arange(len(rows)), [len(group) for group in rows])
+        starts = np.concatenate([np.cumsum([0, *group])[:-1] for group in rows]).astype(np.int64)
+        filled = counts > 0
+        rule = SplitRule(file[filled], counts[filled], starts[filled], None)
+        store = PartShards(
+            self,
+            rule,
+            location=self.location,
+            files=tuple(self.shards[i] for i in rule.shard_ids),
+            format=self.format,
+            staged=self.store.staged,
+            row_groups=True,
+        )
+        return Dataset(self.name, rule.counts, store)
+
+
+def _known(facts: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> dict[str, Any]:
+    """What a store keeps of what the index knows of its files."""
+    digests = [one.get("digest") for one in facts]
+    sizes = [item for one in facts for item in one.get("bytes", {}).items()]
+    return {
+        "digests": None if None in digests or not digests else tuple(digests),
+        "num_row_groups": sum(len(one.get("rows", ())) for one in facts),
+        "decoded_bytes": sum(size for name, size in sizes if not columns or name in columns),
+    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -330,6 +392,8 @@ class PartShards(ShardStore):
     files: tuple[File, ...] = ()
     format: str | None = None
     staged: bool = False
+    # True if each shard is a row group, so that `whole` is the same data by files.
+    row_groups: bool = False
 
     def num_bytes(self, shard_counts: np.ndarray) -> np.ndarray | None:
         """Those of the whole shards, in proportion to the samples."""

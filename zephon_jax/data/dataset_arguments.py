@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from zephon_jax._text import short
+from zephon_jax.data.files import File
+from zephon_jax.data.formats.base import named_error
+from zephon_jax.data.formats.parquet_footer import check_same_columns, hive_columns
 
-__all__ = ["checked_columns", "checked_counts", "checked_name", "frozen_counts"]
+__all__ = [
+    "RowGroups",
+    "check_alike",
+    "checked_columns",
+    "checked_counts",
+    "checked_name",
+    "checked_row_groups",
+    "frozen_counts",
+    "hive_of",
+]
+
+RowGroups = Literal["files", "shards"]
 
 _MAX_SAMPLES = 1 << 62
 
@@ -45,6 +59,66 @@ def checked_columns(name: str, columns: Any, format_name: str) -> tuple[str, ...
             f"{list(columns)}. Leave it out."
         )
     return tuple(columns)
+
+
+def checked_row_groups(name: str, row_groups: object, format_name: str, counted: bool) -> bool:
+    """Returns True if each row group is to be a shard.
+
+    Raises:
+      ValueError: If it is no such word, or shards of this format have no row groups, or the counts
+        that were given are those of files.
+    """
+    if row_groups not in get_args(RowGroups):
+        raise ValueError(
+            f"dataset {name!r}: row_groups must be 'files' or 'shards'; got {short(row_groups)}."
+        )
+    if row_groups == "shards" and format_name != "parquet":
+        raise ValueError(
+            f"dataset {name!r}: {format_name} shards have no row groups; got row_groups = 'shards'."
+            " Leave it out."
+        )
+    if row_groups == "shards" and counted:
+        raise ValueError(
+            f"dataset {name!r}: counts are those of files, and row_groups = 'shards' counts row"
+            " groups. Leave one of them out."
+        )
+    return row_groups == "shards"
+
+
+def check_alike(
+    name: str,
+    files: Sequence[File],
+    facts: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None,
+) -> None:
+    """Refuses Parquet files with different columns.
+
+    Raises:
+      ValueError: Naming a column and two files.
+    """
+    try:
+        check_same_columns([f.path for f in files], [f["columns"] for f in facts], columns)
+    except ValueError as error:
+        raise named_error(error, f"dataset {name!r}") from None
+
+
+def hive_of(
+    name: str, files: Sequence[File], columns: Sequence[str] | None
+) -> tuple[tuple[tuple[str, str | int | None], ...], ...] | None:
+    """The columns that are read of those that the files' folders stand for; None for none.
+
+    Raises:
+      ValueError: If some files lie in other kinds of folders than the rest.
+    """
+    try:
+        found = hive_columns([file.path for file in files])
+    except ValueError as error:
+        raise named_error(error, f"dataset {name!r}") from None
+    chosen = tuple(
+        tuple((key, value) for key, value in one.items() if columns is None or key in columns)
+        for one in found
+    )
+    return chosen if any(chosen) else None
 
 
 def checked_counts(name: str, counts: Any, what: str = "counts") -> np.ndarray:

@@ -54,7 +54,7 @@ class OpenFiles:
           shard: The shard.
           stager: What makes a local copy; None for the one that this process shares.
         """
-        key = (shard.file, shard.fmt.name, shard.columns)
+        key = (shard.file, shard.fmt.name, shard.columns, shard.added)
         if shard.file.path.startswith("/"):
             check_unchanged(shard.file)
         with ExitStack() as held:
@@ -105,7 +105,8 @@ class OpenFiles:
 
 
 def _open(shard: Shard, path: str, index: ShardIndex) -> OpenShard:
-    opened = shard.fmt.open(path, index, shard.columns)
+    added = {"added": shard.added} if shard.added else {}
+    opened = shard.fmt.open(path, index, shard.columns, **added)
     if shard.num_samples not in (None, opened.num_samples):
         opened.close()
         raise ValueError(

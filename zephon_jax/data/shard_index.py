@@ -18,9 +18,9 @@ import struct
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from filelock import FileLock
@@ -38,7 +38,7 @@ __all__ = ["IndexStore", "check_unchanged", "default_index_store"]
 T = TypeVar("T")
 
 _NUM_THREADS = min(32, 8 * (os.cpu_count() or 1))
-_MAGIC = b"ZXINDEX2"
+_MAGIC = b"ZXINDEX3"
 _FOOTER = struct.Struct("<QI8s")  # Bytes and checksum of the table, magic.
 _FOLDER_BESIDE = ".zephon_jax"
 
@@ -53,6 +53,8 @@ class _Row(NamedTuple):
     first_offset: int
     # Of its offsets.
     checksum: int
+    # What else the format knows of it.
+    facts: Mapping[str, Any] | None
 
 
 class _Table(NamedTuple):
@@ -76,12 +78,12 @@ class _Table(NamedTuple):
         """
         row = self.row_of(file)
         if row is None or row.first_offset < 0:
-            return None if row is None else ShardIndex(row.num_samples)
+            return None if row is None else ShardIndex(row.num_samples, facts=row.facts)
         offsets = self.offsets[row.first_offset : row.first_offset + row.num_samples + 1]
         if file.path not in self.checked and zlib.crc32(offsets.data) != row.checksum:
             raise ValueError("the offsets in the index file are damaged")
         self.checked.add(file.path)
-        return ShardIndex(row.num_samples, offsets)
+        return ShardIndex(row.num_samples, offsets, row.facts)
 
 
 _EMPTY = _Table({}, np.empty(0, np.int64), set())
@@ -175,6 +177,21 @@ class IndexStore:
                     self._keep(path, shards, location, stager)
         return counts
 
+    def facts(
+        self, shards: Sequence[Shard], location: str | None, describe: Callable[[int], str]
+    ) -> list[Mapping[str, Any]]:
+        """What the format knows of some shards, without looking at their offsets.
+
+        Args and Raises are those of `count_samples`.
+        """
+        self.count_samples(shards, location, describe)
+        table = self._tables.get(self.path(location, shards[0].fmt.name), _EMPTY)
+        found: list[Mapping[str, Any]] = []
+        for shard in shards:
+            known = self._scanned.get((shard.fmt.name, shard.file)) or table.row_of(shard.file)
+            found.append((known and known.facts) or {})
+        return found
+
     def keep(
         self, shards: Sequence[Shard], location: str | None, describe: Callable[[int], str]
     ) -> str:
@@ -232,7 +249,7 @@ class IndexStore:
                         file.write(offsets.data)
                         num_offsets += len(offsets)
                     known = shard.file.size, shard.file.version, index.num_samples
-                    rows.append([shard.file.path, *_Row(*known, first, checksum)])
+                    rows.append([shard.file.path, *_Row(*known, first, checksum, index.facts)])
                 data = json.dumps(rows).encode()
                 data += b" " * (-len(data) % 8)
                 file.write(data)
@@ -319,9 +336,9 @@ def _scan(shard: Shard, stager: Stager) -> ShardIndex:
     """Scans a shard; a remote one by a few ranges, if that can be."""
     file, fmt, options = shard[:3]
     if not is_local(file.path) and fmt.unpacker(file) is None:
-        count = fmt.count_remote(file.path, file.size, lambda url: range_reader(url, options))
-        if count is not None:
-            return ShardIndex(count)
+        found = fmt.scan_remote(file.path, file.size, lambda url: range_reader(url, options))
+        if found is not None:
+            return found
     with stager.staged(shard) as (path, _):
         return fmt.scan(path)
 

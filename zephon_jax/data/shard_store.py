@@ -48,6 +48,11 @@ class ShardStore:
     readable: bool = True
     # True if some shards are remote or compressed, so that they are read from local copies.
     staged: bool = False
+    # A digest of what is in each shard, where counting found one; None where it did not.
+    digests: tuple[int, ...] | None = None
+    # Row groups of all files, and the bytes that their columns take when decoded, where known.
+    num_row_groups: int = 0
+    decoded_bytes: int = 0
 
     def num_bytes(self, shard_counts: np.ndarray) -> np.ndarray | None:
         """Bytes of each shard as it is stored, int64 (num_shards,); None where not known."""
@@ -88,6 +93,11 @@ class FileShards(ShardStore):
     columns: tuple[str, ...] | None = None
     # Arguments for the fsspec file system of remote shards.
     storage_options: Mapping[str, Any] | None = None
+    # Columns that each file's folders stand for, by name; None where there are none.
+    added_columns: tuple[tuple[tuple[str, str | int | None], ...], ...] | None = None
+    digests: tuple[int, ...] | None = None
+    num_row_groups: int = 0
+    decoded_bytes: int = 0
 
     def num_bytes(self, shard_counts: np.ndarray) -> np.ndarray:
         """Sizes of the files."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax._text import short
+from zephon_jax._arrays import exact_number
 from zephon_jax.kernels.keys import fold, make_key
 from zephon_jax.kernels.permutation import permute
 
@@ -32,9 +32,9 @@ class SplitRule(NamedTuple):
     shard_ids: np.ndarray
     # Samples in each shard of the part, int64 (n,).
     counts: np.ndarray
-    # First place of the part in each shard's permuted order, int64 (n,).
+    # First place of the part in each shard's order, permuted or not, int64 (n,).
     starts: np.ndarray
-    # Key of the permutations, uint32 (2,); None for whole shards.
+    # Key of the permutations, uint32 (2,); None for stretches of shards as they are.
     key: np.ndarray | None
 
     def resolve(
@@ -42,16 +42,16 @@ class SplitRule(NamedTuple):
     ) -> tuple[int, np.ndarray]:
         """Returns shard and places in the whole of places in the part."""
         whole_id = int(self.shard_ids[shard_id])
-        if self.key is None:
-            return whole_id, indices
-        count = int(whole_counts[whole_id])
         places = indices + self.starts[shard_id]
+        if self.key is None:
+            return whole_id, places
+        count = int(whole_counts[whole_id])
         return whole_id, permute(places, count, fold(self.key, whole_id)).astype(np.int64)
 
     def share_bytes(self, whole_bytes: np.ndarray, whole_counts: np.ndarray) -> np.ndarray:
         """Bytes of the part's shards, of those of the whole in proportion to the samples."""
         num_bytes, counts = whole_bytes[self.shard_ids], whole_counts[self.shard_ids]
-        if self.key is None:
+        if np.array_equal(counts, self.counts):
             return num_bytes
         exact = num_bytes.astype(object) * self.counts // np.maximum(counts, 1)
         return exact.astype(np.int64)
@@ -65,16 +65,10 @@ def _bounds(fractions: Mapping[str, float | Fraction]) -> np.ndarray:
     """
     if not fractions:
         raise ValueError("split needs at least one part, as name=fraction.")
-    exact: list[Fraction] = []
-    for name, value in fractions.items():
-        try:
-            exact.append(Fraction(str(value)) if isinstance(value, float) else Fraction(value))
-        except (ValueError, TypeError):
-            raise ValueError(
-                f"the fraction of part {name!r} must be a number; got {short(value)}."
-            ) from None
-        if isinstance(value, bool) or exact[-1] <= 0:
-            raise ValueError(f"the fraction of part {name!r} must be above 0; got {short(value)}.")
+    exact = [
+        exact_number(value, f"the fraction of part {name!r}", above=0)
+        for name, value in fractions.items()
+    ]
     total = sum(exact)
     if total > 1:
         raise ValueError(f"the fractions must not sum to more than 1; got {float(total)}.")

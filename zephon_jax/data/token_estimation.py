@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
-from zephon_jax._arrays import as_int
+from zephon_jax._arrays import as_int, exact_number
 from zephon_jax._text import short
 
 __all__ = ["MAX_COST", "RATIO_UNIT", "TOKEN_UNIT", "TokenEstimation", "shard_costs"]
@@ -114,7 +111,10 @@ class TokenEstimation:
         Raises:
           TypeError, ValueError: If a ratio is not a number above 0, naming the dataset.
         """
-        exact = {name: _exact(value, f"ratios[{name!r}]") for name, value in _items(ratios)}
+        exact = {
+            name: exact_number(value, f"ratios[{name!r}]", above=0, high=_MAX_RATIO)
+            for name, value in _items(ratios)
+        }
         units = {name: max(1, round(value * RATIO_UNIT)) for name, value in exact.items()}
         return cls(ratio_items=_sorted(units.items()), tokenizer_name=tokenizer_name)
 
@@ -326,21 +326,6 @@ def _items(values: Any) -> list[tuple[str, Any]]:
 
 def _sorted(items: Iterable[tuple[str, Any]]) -> Any:
     return tuple(sorted(items))
-
-
-def _exact(value: Any, name: str) -> Fraction:
-    """The exact value of a ratio; a float means the decimal that was typed."""
-    numbers = (int, float, Fraction, Decimal, np.integer, np.floating)
-    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers):
-        raise TypeError(f"{name} must be a number of tokens per byte; got {short(value)}.")
-    finite = isinstance(value, (int, Fraction)) or math.isfinite(value)
-    if not finite or value <= 0 or value > _MAX_RATIO:
-        raise ValueError(
-            f"{name} must be above 0 and at most {_MAX_RATIO} tokens per byte; got {value}."
-        )
-    if isinstance(value, (float, np.floating)):
-        return Fraction(float.__repr__(value) if isinstance(value, float) else str(value))
-    return Fraction(int(value)) if isinstance(value, np.integer) else Fraction(value)
 
 
 def _pack_totals(name: str, totals: Any) -> bytes:

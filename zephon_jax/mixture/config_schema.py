@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
+from zephon_jax.data.dataset_arguments import RowGroups
 from zephon_jax.data.formats import FORMATS
 from zephon_jax.kernels.lanes import ASSIGNMENTS
 from zephon_jax.kernels.quota import MAX_CHUNK_SIZE
@@ -71,7 +72,7 @@ _PATHS = {"anyOf": [_NAME, _list_of(_NAME)]}
 _DATA = {
     "path": _PATHS, "format": _or_null({"enum": sorted(FORMATS)}),
     "columns": _or_null(_list_of(_TEXT)), "storage_options": _or_null({"type": "object"}),
-    "counts": _or_null(_COUNTS),
+    "counts": _or_null(_COUNTS), "row_groups": {"enum": list(get_args(RowGroups))},
 }  # fmt: skip
 _COUNTED = {"counts": _COUNTS, "num_bytes": _or_null(_COUNTS)}
 _KINDS = {"ratios": _number(exclusiveMinimum=0), "shard_totals": _COUNTS}

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
+from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.base import MixtureSource
+from zephon_jax.mixture.dataset_order import block_size
 from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
 from zephon_jax.mixture.lane_states import ratios_of_fields
 from zephon_jax.mixture.run import MixtureRun
@@ -116,6 +118,12 @@ class StaticMixtureWorkSource(MixtureSource):
             token_estimation=token_estimation,
         )
         self._build(check_datasets(datasets), arguments)
+        settings = self._settings
+        blocks = [
+            block if block == "global" else block_size(block, counts)
+            for block, counts in zip(settings.shuffle_block_size, self._counts, strict=True)
+        ]
+        warn_of_decoding(self._datasets, settings.shuffle_within_shard, blocks, settings.chunk_size)
 
     def _build(self, datasets: tuple[MixtureDataset, ...], arguments: MixtureArguments) -> None:
         """Makes everything that follows from the arguments."""

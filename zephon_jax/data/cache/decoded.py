@@ -86,7 +86,10 @@ class DecodedBlocks:
         self._making: dict[Hashable, Future[pa.Table]] = {}
         self._threads = DaemonThreads(_THREADS, "zephon-decode")
         self._num_ahead = 0  # threads that decode ahead
+        self._under_way: weakref.WeakSet[Future[None]] = weakref.WeakSet()
+        self._process = os.getpid()
         self._closed = False
+        _made.add(self)
 
     @property
     def num_bytes(self) -> int:
@@ -140,8 +143,10 @@ class DecodedBlocks:
         return plan
 
     def close(self) -> None:
-        """Decodes nothing ahead any more."""
+        """Decodes nothing ahead any more, and waits some seconds for what is being decoded."""
         self._closed = True
+        if self._process == os.getpid():  # Threads that decode do not run in a forked one.
+            wait(list(self._under_way), _SECONDS_AT_EXIT)
 
     def _find(self, use: BlockUse) -> tuple[pa.Table, np.ndarray] | None:
         held = self._whole.get(use.key)
@@ -228,7 +233,7 @@ class DecodedBlocks:
             self._plans = [plan for plan in self._plans if not plan.closed]
             if self._num_ahead < _THREADS and not self._closed and self._next_missing():
                 self._num_ahead += 1
-                _under_way.get().add(self._threads.submit(self._decode_ahead, None))
+                self._under_way.add(self._threads.submit(self._decode_ahead, None))
 
     def _decode_ahead(self, _: None) -> None:
         while True:
@@ -362,14 +367,14 @@ class BlockPlan:
         self.closed = True
 
 
-_under_way: PerProcess[weakref.WeakSet[Future[Any]]] = PerProcess(weakref.WeakSet)
+_made: weakref.WeakSet[DecodedBlocks] = weakref.WeakSet()
 
 
 @atexit.register
-def _wait_for_decoders() -> None:
+def _close_all() -> None:
     """Arrow is not at work as the interpreter goes: it would abort the program."""
-    decoded_blocks().close()
-    wait(list(_under_way.get()), _SECONDS_AT_EXIT)
+    for blocks in list(_made):
+        blocks.close()
 
 
 def _memory_bytes() -> int:

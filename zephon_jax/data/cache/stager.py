@@ -44,6 +44,8 @@ class Shard(NamedTuple):
     num_samples: int | None = None
     # False if it is local and not compressed, so that it is read where it is.
     needs_copy: bool = True
+    # Values that each record gets besides its own, by name.
+    added: tuple[tuple[str, str | int | None], ...] = ()
 
 
 class Stager:

@@ -83,23 +83,29 @@ class ArrayRecordFormat(ShardFormat):
         reader.close()
         return ShardIndex(num_samples)
 
-    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
+    def scan_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> ShardIndex:
         """Counts by the end of the file, put into a sparse file of the same size."""
         read = fetch(path)
         tail = min(size, _TAIL_BYTES)
         while True:
             with file_with_tail(read(size - tail, size), size, ".array_record") as name:
                 try:
-                    return self.scan(name).num_samples
+                    return self.scan(name)
                 except ValueError:
                     # The footer grows with the number of chunks, so it may begin further ahead.
                     if tail == size or tail >= _MAX_TAIL_BYTES:
                         raise
             tail = min(size, tail * 16)
 
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
-        """Opens a file; `columns` does not apply."""
-        del index, columns
+    def open(
+        self,
+        path: str,
+        index: ShardIndex,
+        columns: tuple[str, ...] | None,
+        added: tuple[tuple[str, str | int | None], ...] = (),
+    ) -> OpenShard:
+        """Opens a file; columns do not apply."""
+        del index, columns, added
         return ArrayRecordShard(path)
 
 

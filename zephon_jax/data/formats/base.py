@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -79,6 +79,8 @@ class ShardIndex(NamedTuple):
     num_samples: int
     # Byte offsets, int64 (num_samples + 1,), for formats that carry none of their own.
     offsets: np.ndarray | None = None
+    # What else the format wants to know of its shards without opening them, as plain JSON.
+    facts: Mapping[str, Any] | None = None
 
 
 class OpenShard(ABC):
@@ -150,10 +152,25 @@ class ShardFormat(ABC):
         """
 
     @abstractmethod
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
-        """Opens a local, unpacked file whose index is known."""
+    def open(
+        self,
+        path: str,
+        index: ShardIndex,
+        columns: tuple[str, ...] | None,
+        added: tuple[tuple[str, str | int | None], ...] = (),
+    ) -> OpenShard:
+        """Opens a local, unpacked file whose index is known.
 
-    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int | None:
+        Args:
+          path: The file.
+          index: What a scan of it found.
+          columns: Columns to read, for formats that have columns; None for all.
+          added: Columns that all records get besides, for formats that have columns.
+        """
+
+    def scan_remote(
+        self, path: str, size: int, fetch: Callable[[str], FetchRange]
+    ) -> ShardIndex | None:
         """Counts by a few byte ranges; None where the whole file has to be seen.
 
         Args:

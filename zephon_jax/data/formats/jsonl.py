@@ -309,7 +309,9 @@ class JsonlFormat(ShardFormat):
                     "End the name in .gz or .zst"
                 )
         offsets = line_offsets(path)
-        return ShardIndex(len(offsets) - 1, offsets)
+        # Lines in another order have other lengths at most places.
+        digest = zlib.crc32(np.ascontiguousarray(offsets, "<i8").data)
+        return ShardIndex(len(offsets) - 1, offsets, {"digest": digest})
 
     def unpacker(self, file: File) -> Callable[[str, str], None] | None:
         """Tells by the suffix, else by the first bytes of a local file, if it is compressed."""
@@ -319,9 +321,15 @@ class JsonlFormat(ShardFormat):
             return _unpack if is_local(file.path) and _is_packed(file) else None
         return None
 
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
+    def open(
+        self,
+        path: str,
+        index: ShardIndex,
+        columns: tuple[str, ...] | None,
+        added: tuple[tuple[str, str | int | None], ...] = (),
+    ) -> OpenShard:
         """Opens a file, finding its lines again where the index does not hold them."""
-        del columns
+        del columns, added
         offsets = self.scan(path).offsets if index.offsets is None else index.offsets
         assert offsets is not None
         return JsonlShard(path, offsets)

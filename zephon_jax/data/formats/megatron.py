@@ -168,17 +168,23 @@ class MegatronFormat(ShardFormat):
         MegatronShard(path).close()  # Checks that both files are whole.
         return ShardIndex(num_samples)
 
-    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
+    def scan_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> ShardIndex:
         """Reads the head of the `.idx` file."""
-        return _parse_header(fetch(_index_path(path))(0, _HEADER.size), None)[1]
+        return ShardIndex(_parse_header(fetch(_index_path(path))(0, _HEADER.size), None)[1])
 
     def companion(self, path: str) -> str:
         """The `.idx` file."""
         return _index_path(path)
 
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
-        """Opens both files; `columns` does not apply."""
-        del index, columns
+    def open(
+        self,
+        path: str,
+        index: ShardIndex,
+        columns: tuple[str, ...] | None,
+        added: tuple[tuple[str, str | int | None], ...] = (),
+    ) -> OpenShard:
+        """Opens both files; columns do not apply."""
+        del index, columns, added
         return MegatronShard(path)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from zephon_jax.data.formats.base import (
     ShardIndex,
     file_with_tail,
 )
+from zephon_jax.data.formats.parquet_footer import decoded_bytes, footer_facts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,42 +61,43 @@ class ParquetShard(OpenShard):
 
     num_files = 1  # It is not open, but the footers of many files take as much as open ones.
 
-    def __init__(self, path: str, columns: tuple[str, ...] | None):
+    def __init__(
+        self,
+        path: str,
+        columns: tuple[str, ...] | None,
+        added: Mapping[str, str | int | None] | None = None,
+    ):
         self._path = path
-        self._columns = None if columns is None else list(columns)
         # Tells this version of the file, however often it is opened.
         status = os.stat(path)
         version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-        self._key = path, version, columns
         with _open_file(path) as file:
             meta = self._metadata = file.metadata
-            self._check_columns(file.schema_arrow.names)
+            known = file.schema_arrow.names
+        self._added = {name: value for name, value in (added or {}).items() if name not in known}
+        _check_columns(known, columns, self._added)
+        self._columns = None if columns is None else [c for c in columns if c not in self._added]
+        self._key = path, version, columns
         groups = [meta.row_group(group) for group in range(meta.num_row_groups)]
         rows = [group.num_rows for group in groups]
         self._bounds = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)]).astype(np.int64)
-        sizes = np.array([_decoded_bytes(group, columns) for group in groups], dtype=np.int64)
+        sizes = np.array([_bytes_of(group, columns) for group in groups], dtype=np.int64)
         self._group_bytes = sizes
         self._stored = np.array([_stored_bytes(group) for group in groups], dtype=np.int64)
         self._row_bytes = sizes // np.maximum(rows, 1)
         self._broken: dict[int, Exception] = {}  # by group
         self.num_samples = int(meta.num_rows)
 
-    def _check_columns(self, known: Sequence[str]) -> None:
-        twice = next((name for name, times in Counter(known).items() if times > 1), None)
-        if twice is not None:
-            raise ValueError(
-                f"there are several columns {twice!r}, and a row can hold one. Rename the others"
-            )
-        for column in self._columns or ():
-            if column not in known:
-                raise ValueError(f"there is no column {column!r}; columns are {known}")
-
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns rows as dicts of Python values."""
+        if self._columns == []:  # Of a table without columns nobody knows the rows.
+            return [dict(self._added) for _ in indices]
         rows: list[Any] = []
         blocks = decoded_blocks()
         for use in self.block_uses(indices):
             rows += _rows(*blocks.rows(use))
+        for row in rows if self._added else ():
+            row.update(self._added)
         return rows
 
     def block_uses(self, indices: np.ndarray) -> list[BlockUse]:
@@ -182,14 +184,23 @@ class ParquetShard(OpenShard):
         """Nothing is open. Decoded row groups stay as long as their budget allows."""
 
 
-def _decoded_bytes(group: pq.RowGroupMetaData, columns: tuple[str, ...] | None) -> int:
-    """Bytes of some or all columns of a row group before compression."""
-    found = 0
-    for c in range(group.num_columns):
-        column = group.column(c)
-        if columns is None or column.path_in_schema.split(".", 1)[0] in columns:
-            found += column.total_uncompressed_size
-    return found
+def _check_columns(
+    known: Sequence[str], wanted: Sequence[str] | None, added: Mapping[str, object]
+) -> None:
+    twice = next((name for name, times in Counter(known).items() if times > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"there are several columns {twice!r}, and a row can hold one. Rename the others"
+        )
+    for column in wanted or ():
+        if column not in known and column not in added:
+            raise ValueError(f"there is no column {column!r}; columns are {[*known, *added]}")
+
+
+def _bytes_of(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
+    """Decoded bytes of some or all columns of a row group."""
+    sizes = decoded_bytes(group)
+    return sum(sizes[column] for column in (sizes if columns is None else columns))
 
 
 def _stored_bytes(group: pq.RowGroupMetaData) -> int:
@@ -234,11 +245,12 @@ class ParquetFormat(ShardFormat):
     decodes_blocks = True
 
     def scan(self, path: str) -> ShardIndex:
-        """Counts by the footer."""
+        """Counts by the footer, and keeps what that says of row groups and columns."""
         with _open_file(path) as file:
-            return ShardIndex(int(file.metadata.num_rows))
+            facts = footer_facts(path, file.metadata, file.schema_arrow)
+            return ShardIndex(int(file.metadata.num_rows), facts=facts)
 
-    def count_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> int:
+    def scan_remote(self, path: str, size: int, fetch: Callable[[str], FetchRange]) -> ShardIndex:
         """Counts by the footer, whose length is in the last 8 bytes but 4."""
         read = fetch(path)
         tail = read(max(0, size - _TAIL_BYTES), size)
@@ -246,12 +258,18 @@ class ParquetFormat(ShardFormat):
         if len(tail) < length <= size:
             tail = read(size - length, size)
         with file_with_tail(tail, size, ".parquet") as name:
-            return self.scan(name).num_samples
+            return self.scan(name)
 
-    def open(self, path: str, index: ShardIndex, columns: tuple[str, ...] | None) -> OpenShard:
-        """Opens a file to read some or all columns."""
+    def open(
+        self,
+        path: str,
+        index: ShardIndex,
+        columns: tuple[str, ...] | None,
+        added: tuple[tuple[str, str | int | None], ...] = (),
+    ) -> OpenShard:
+        """Opens a file to read some or all columns; a column of the file goes before an added."""
         del index
-        return ParquetShard(path, columns)
+        return ParquetShard(path, columns, dict(added))
 
 
 PARQUET = ParquetFormat()
