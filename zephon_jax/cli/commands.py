@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
-import numpy as np
 
 from zephon_jax import __version__
 from zephon_jax._text import counted, table, visible
@@ -79,14 +78,14 @@ def _datasets(data: Sequence[str], format: str | None) -> list[Dataset]:
 
 
 def _facts(dataset: Dataset) -> dict[str, Any]:
-    counts = dataset.shard_counts
+    counts, sizes = dataset.shard_counts, dataset.shard_bytes
     return {
         "name": dataset.name,
         "location": dataset.location,
         "format": dataset.format,
         "shards": dataset.num_shards,
         "samples": dataset.num_samples,
-        "bytes": int(np.sum(dataset.shard_bytes)) if dataset.shards else None,
+        "bytes": int(sizes.sum()) if dataset.shards and sizes is not None else None,
         "smallest_shard": int(counts.min()),
         "largest_shard": int(counts.max()),
         "empty_shards": int((counts == 0).sum()),
