@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
+import absl.flags
 import grain
 import numpy as np
 from common import Measured, Table, run
@@ -203,6 +204,7 @@ def our_peer(quick, *, kind, workers):
 
 def grain_peer(quick, *, kind, workers):
     del quick
+    absl.flags.FLAGS.mark_as_parsed()  # Grain's worker processes read flags
     found = [measured(plain_grain(kind, workers, threads)) for threads in (0, 16)]
     return max(found, key=lambda figures: figures["rate"])
 

@@ -90,16 +90,16 @@ def _runs(window: Window, length: int, begins: np.ndarray) -> _Runs:
     num_runs = np.bincount(rows) + 1
     room = length - np.bincount(rows, sizes).astype(np.int64)
     # A run of padding, maybe empty, goes behind the pieces of each row.
-    order = np.argsort(np.concatenate([rows, every]), kind="stable")
+    order = np.concatenate([rows, every]).argsort(kind="stable")
     sizes = np.concatenate([sizes, room])[order]
-    ends = np.cumsum(num_runs)
+    ends = num_runs.cumsum()
     segments = np.arange(1, len(order) + 1, dtype=np.int32)
-    segments -= np.repeat((ends - num_runs).astype(np.int32), num_runs)
+    segments -= (ends - num_runs).astype(np.int32).repeat(num_runs)
     segments[ends - 1] = 0
-    padding = np.full(len(every), begins[-1])
+    padding = begins[-1:].repeat(len(every))
     return _Runs(
         sizes=sizes,
-        starts=np.cumsum(sizes) - sizes,
+        starts=sizes.cumsum() - sizes,
         sources=np.concatenate([begins[documents] + starts, padding])[order],
         segments=segments,
         documents=np.concatenate([documents, 0 * every])[order],
@@ -131,39 +131,49 @@ def fill(
       Arrays (rows, length) by name: int32, float32 for weights.
     """
     shift, num = int(layout.has_targets), len(tokens)
-    flat = np.full(num + length + shift, pad_id, dtype=np.int32)  # padding is read from behind
-    flat[:num] = tokens
-    runs = _runs(window, length, np.cumsum([0, *lengths]))
-    size, is_real = window.num_rows * length, runs.segments > 0
+    flat = np.empty(num + length + shift, dtype=np.int32)
+    flat[:num], flat[num:] = tokens, pad_id  # padding is read from behind
+    runs = _runs(window, length, np.asarray([0, *lengths]).cumsum())
+    is_real, size = runs.segments > 0, window.num_rows * length
+    ends = runs.starts + runs.sizes
+    # A slice for each row's padding takes less than a mask of all places.
+    paddings = list(map(slice, runs.starts[~is_real].tolist(), ends[~is_real].tolist()))
+    last = ends[is_real] - 1  # places of the pieces' last tokens
+
     # One index for all tokens: the places of a run follow each other in row and document.
-    index = np.repeat(runs.sources - runs.starts, runs.sizes)
+    index = (runs.sources - runs.starts).repeat(runs.sizes)
     index += np.arange(size)
+    inputs = flat.take(index)
 
     def make(content: Content, padding: int) -> np.ndarray:
-        if content in ("inputs", "targets"):
-            return (flat if content == "inputs" else flat[shift:]).take(index)
-        if content == "segments":
-            return np.repeat(runs.segments + np.int32(padding), runs.sizes)
-        if content == "positions":
-            starts = np.repeat(runs.starts.astype(np.int32), runs.sizes)
-            return np.subtract(np.arange(size, dtype=np.int32), starts, out=starts)
-        if content == "weights":
-            out = np.repeat(is_real.astype(np.float32), runs.sizes)
-            # What the last token of a piece would predict is not in its document, or in its row.
-            out[(runs.starts + runs.sizes - 1)[is_real]] = 0
-            return out
-        if len(components) == len(lengths):
+        if content == "inputs":
+            return inputs
+        if content == "targets":
+            out = np.concatenate([inputs[1:], inputs[-1:]])
+            out[last] = flat[(runs.sources + runs.sizes)[is_real]]
+        elif content == "segments":
+            return (runs.segments + np.int32(padding)).repeat(runs.sizes)
+        elif content == "positions":
+            out = np.arange(size, dtype=np.int32)
+            out -= runs.starts.astype(np.int32).repeat(runs.sizes)
+        elif content == "weights":
+            out = is_real.astype(np.float32).repeat(runs.sizes)
+            out[last] = 0  # what they would predict is not in their document, or in their row
+        elif len(components) == len(lengths):
             each = np.where(is_real, components[runs.documents], padding)
-            return np.repeat(each.astype(np.int32), runs.sizes)
-        return components.astype(np.int32)[shift:].take(index, mode="clip")
+            return each.astype(np.int32).repeat(runs.sizes)
+        else:
+            out = components.astype(np.int32)[shift:].take(index, mode="clip")
+        for places in paddings:
+            out[places] = padding
+        return out
 
-    is_padding = np.repeat(~is_real, runs.sizes)
     made: dict[Content, np.ndarray] = {}
-    rows: dict[str, np.ndarray] = {}
+    columns: dict[str, np.ndarray] = {}
     for name, content, padding in layout.columns:
-        values = made[content].copy() if content in made else make(content, padding or 0)
-        if content not in made and padding is not None:
-            values[is_padding] = padding
-        made[content] = values
-        rows[name] = values.reshape(window.num_rows, length)
-    return rows
+        if content in made:
+            values = made[content].copy()
+        else:
+            values = made[content] = make(content, pad_id if padding is None else padding)
+        columns[name] = values.reshape(window.num_rows, length)
+    return columns

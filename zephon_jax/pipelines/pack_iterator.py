@@ -66,8 +66,7 @@ class PackIterator(grain.DatasetIterator):
     def _begin(self, place: _Place, row: int) -> None:
         """Stands at a place without having read anything: the next call reads up to it."""
         self._place, self._row = place, row
-        self._columns: Row | None = None  # of the window
-        self._num_rows = 0
+        self._rows: list[Row] = []  # of the window
         self._pending: tuple[_Place, int] | None = (place, row)
         self._num_taken = 0  # documents that were taken from the parent since the oldest place
         # The parent's state, with the number of its next document.
@@ -82,16 +81,14 @@ class PackIterator(grain.DatasetIterator):
         self._assert_not_closed()
         if self._pending is not None:
             self._replay(*self._pending)
-        if self._row >= self._num_rows:
+        if self._row >= len(self._rows):
             self._pack()
-            if not self._num_rows:
+            if not self._rows:
                 raise StopIteration
-        row, self._row = self._row, self._row + 1
-        assert self._columns is not None
-        result = {name: column[row] for name, column in self._columns.items()}
-        if self._row == self._num_rows:
+        row, self._row = self._rows[self._row], self._row + 1
+        if self._row == len(self._rows):
             self._leave()
-        return result
+        return row
 
     def _replay(self, place: _Place, row: int) -> None:
         while self._num_taken < place.documents:
@@ -100,7 +97,7 @@ class PackIterator(grain.DatasetIterator):
         self._skip = place.tokens
         if row or place.tokens:
             self._pack()
-            if row >= max(1, self._num_rows):
+            if row >= max(1, len(self._rows)):
                 raise ValueError(f"the state's window has {row} rows, and this one fewer.")
             self._row = row
         self._pending = None
@@ -108,12 +105,12 @@ class PackIterator(grain.DatasetIterator):
     def _pack(self) -> None:
         """Packs the next window; one without rows at the end."""
         settings = self._settings
-        most = settings.num_bins * settings.length
-        while self._num_tokens - self._skip < most and not self._ended:
-            if len(self._waiting) >= settings.num_bins * settings.max_segments:
-                break
-            self._take()
         waiting, shift = self._waiting, self._shift
+        most_tokens = settings.num_bins * settings.length + self._skip
+        most_documents = settings.num_bins * settings.max_segments
+        while self._num_tokens < most_tokens and len(waiting) < most_documents:
+            if not self._take():
+                break
         if waiting and self._skip >= len(waiting[0].tokens) - shift:
             raise ValueError(f"the state has used {self._skip} tokens of a document with fewer.")
         sizes = [len(document.tokens) - shift for document in waiting]
@@ -122,11 +119,10 @@ class PackIterator(grain.DatasetIterator):
         window = PACKERS[settings.method](
             sizes, settings.length, settings.num_bins, settings.max_segments
         )
-        self._columns = self._fill(window) if window.num_rows else None
-        self._row, self._num_rows = 0, window.num_rows
+        self._row, self._rows = 0, self._fill(window) if window.num_rows else []
         self._following = window.num_documents, window.num_tokens
 
-    def _fill(self, window: Window) -> Row:
+    def _fill(self, window: Window) -> list[Row]:
         settings, used = self._settings, list(self._waiting)
         del used[window.num_documents + (window.num_tokens > 0) :]
         parts = [slice(None)] * len(used)
@@ -141,9 +137,10 @@ class PackIterator(grain.DatasetIterator):
         lengths = [len(part) for part in ids]
         components = _components(used, parts, lengths)
         tokens = join_tokens(ids, repr(settings.tokens))
-        return fill(
+        columns = fill(
             window, self._layout, settings.length, settings.pad_id, tokens, lengths, components
         )
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _leave(self) -> None:
         """Goes on behind the window, all of whose rows were handed out."""
@@ -158,7 +155,7 @@ class PackIterator(grain.DatasetIterator):
             self._places.popleft()
         first, parent = self._places[0]
         self._place = _Place(parent, number - first, self._skip)
-        self._columns, self._row, self._num_rows = None, 0, 0
+        self._row, self._rows = 0, []
 
     def _take(self, keep: bool = True) -> bool:
         """Takes a document from the parent; returns False at the end."""
@@ -171,10 +168,10 @@ class PackIterator(grain.DatasetIterator):
                 self._ended = True
                 return False
         if keep:
-            tokens, components = _read_document(self._element, self._settings.tokens)
-            size = len(tokens) - self._shift
+            document = _read_document(self._element, self._settings.tokens, self._num_taken)
+            size = len(document.tokens) - self._shift
             if size > 0:
-                self._waiting.append(_Document(self._num_taken, tokens, components))
+                self._waiting.append(document)
                 self._num_tokens += size
         self._element = None
         self._num_taken += 1
@@ -212,7 +209,7 @@ class PackIterator(grain.DatasetIterator):
         return f"PackIterator({self._settings.method}, {self._settings.layout})"
 
 
-def _read_document(document: Any, entry: str) -> tuple[np.ndarray, Any]:
+def _read_document(document: Any, entry: str, number: int) -> _Document:
     """Returns the tokens of a document, and its component or that of each token.
 
     What takes longer to check is checked for all documents of a window together.
@@ -226,13 +223,15 @@ def _read_document(document: Any, entry: str) -> tuple[np.ndarray, Any]:
         components = np.asarray(document["component_ids"])
         if components.shape != tokens.shape:
             raise ValueError(f"'component_ids' must be {tokens.shape}; got {components.shape}.")
-        return tokens, components
+        return _Document(number, tokens, components)
     if "component_id" not in document:
         raise ValueError(
             f"documents must keep 'component_id' (or 'component_ids'); got {sorted(document)}."
         )
     component = document["component_id"]
-    return tokens, component.item() if isinstance(component, np.ndarray) else component
+    if isinstance(component, np.ndarray):
+        component = component.item()
+    return _Document(number, tokens, component)
 
 
 def _components(
