@@ -21,7 +21,7 @@ import zephon_jax as zx
 from zephon_jax.data.reader import Reader
 
 PACKAGE = str(pathlib.Path(zx.__file__).parent)
-GOALS = {"next_chunk, warm": 30, "source[i], another chunk": 200}
+GOALS = {"next_chunk, warm": 30, "source[i], another chunk": 200, "restore, 4 lanes": 300}
 
 
 class Counter:

@@ -15,10 +15,6 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-def _one(value: object) -> int:
-    return 1
-
-
 class BoundedCache(Generic[K, V]):
     """Values by key; beyond its bound the least recently used value goes first.
 
@@ -39,7 +35,7 @@ class BoundedCache(Generic[K, V]):
       (True, b'12', 3)
     """
 
-    def __init__(self, max_cost: int, cost_of: Callable[[V], int] = _one):
+    def __init__(self, max_cost: int, cost_of: Callable[[V], int] | None = None):
         self.max_cost, self.cost_of = max_cost, cost_of
         self._begin()
         _caches.add(self)
@@ -70,9 +66,10 @@ class BoundedCache(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Keeps a value, in place of an earlier one, and forgets others beyond the bound."""
-        cost = self.cost_of(value)
+        cost = 1 if self.cost_of is None else self.cost_of(value)
         with self._lock:
-            self._drop(key)
+            if key in self._values:
+                self._drop(key)
             self._values[key] = (value, cost)
             self._cost += cost
             while self._cost > self.max_cost and len(self._values) > 1:
@@ -96,7 +93,7 @@ class BoundedCache(Generic[K, V]):
                 self._drop(key)
 
     def _drop(self, key: K) -> None:
-        self._cost -= self._values.pop(key, (None, 0))[1]
+        self._cost -= self._values.pop(key)[1]
 
 
 _caches: weakref.WeakSet[BoundedCache[Any, Any]] = weakref.WeakSet()

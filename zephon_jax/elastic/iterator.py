@@ -224,9 +224,8 @@ class ElasticIterator(grain.DatasetIterator):
     def _read_state(self, state: Mapping[str, Any]) -> StepPosition:
         try:
             version, run = as_int(state["version"], "version"), state["run"]
-            num_lanes, step, rows = (
-                as_int(state[name], name, 0) for name in ("num_lanes", "step", "rows")
-            )
+            num_lanes = as_int(state["num_lanes"], "num_lanes", 0)
+            step, rows = as_int(state["step"], "step", 0), as_int(state["rows"], "rows", 0)
             spec, lanes = str(state["spec"]), dict(state["lanes"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the state of an elastic dataset: {error!r}.") from None
@@ -315,7 +314,7 @@ def _lane_state(lane: int, state: Any) -> Any:
     """
     try:
         used = as_int(state["used"], "used")
-        revived = revive({**state, "pipeline": state["pipeline"]})
+        revived = {**state, "pipeline": revive(state["pipeline"])}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"lane {lane}: not the state of a lane: {error!r}.") from None
     if used < 0:

@@ -117,6 +117,7 @@ class LaneRows:
         self.batching = _compat.batching_of(self._pipeline)
         self._batched = (self.batching is not None) if plan.batched is None else plan.batched
         self._iterator = iter(self._pipeline)
+        self._untouched = True  # nothing was asked of the iterator yet
         self._forget()
 
     def _forget(self) -> None:
@@ -131,6 +132,7 @@ class LaneRows:
         Raises:
           LaneError: If the pipeline raises.
         """
+        self._untouched = False
         try:
             return self._take_pieces(num_rows) if self._batched else self._take_rows(num_rows)
         except Exception as error:
@@ -189,10 +191,12 @@ class LaneRows:
         """
         try:
             pipeline, used = state["pipeline"], int(state["used"])
-            # Opened anew: some of Grain's iterators keep what they held before (a flat map at its
-            # end hands its last elements out again).
-            self._iterator.close()
-            self._iterator = iter(self._pipeline)
+            if not self._untouched:
+                # Opened anew: some of Grain's iterators keep what they held before (a flat map at
+                # its end hands its last elements out again).
+                self._iterator.close()
+                self._iterator = iter(self._pipeline)
+            self._untouched = False
             self._iterator.set_state(pipeline)
             self._forget()
             if used and (not self._batched or (self.batching and used >= self.batching.size)):
@@ -210,6 +214,7 @@ class LaneRows:
         Raises:
           ValueError: If the pipeline does not yield one row for each sample.
         """
+        self._untouched = False
         self._forget()
         if not self._batched:
             _compat.set_next_index(self._iterator, row)

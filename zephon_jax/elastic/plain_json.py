@@ -40,6 +40,9 @@ def revive(value: Any) -> Any:
     if isinstance(value, Mapping):
         if set(value) == {_TUPLE}:
             return tuple(revive(item) for item in value[_TUPLE])
-        return {key: revive(item) if isinstance(item, (Mapping, list)) else item
-                for key, item in value.items()}  # fmt: skip
+        revived = dict(value)
+        for key, item in value.items():
+            if isinstance(item, (Mapping, list)):
+                revived[key] = revive(item)
+        return revived
     return [revive(item) for item in value] if isinstance(value, list) else value

@@ -172,7 +172,7 @@ class MixtureSource(WorkSource[MixtureState]):
         states = self.run.states
         states.check_config(np.asarray(state.config), np.asarray(state.ratios))
         states.check_form(state)
-        super().check_state(state)
+        check_lane(int(state.lane), int(state.num_lanes))
         states.check(state)
 
     def check_encoded(self, fields: list[Any]) -> None:

@@ -167,6 +167,8 @@ def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
     Raises:
       ValueError: If the other one is no fingerprint.
     """
+    if mine.dtype == other.dtype and mine.tobytes() == other.tobytes():  # as states come back
+        return []
     if np.array_equal(mine.ravel(), np.ravel(other)):
         return []
     known = set(CODES.values())

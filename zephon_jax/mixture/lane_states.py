@@ -27,6 +27,7 @@ __all__ = ["LaneStates", "Standing", "ratios_of_fields"]
 
 _KEPT_COMPONENTS = 1 << 19  # components of states remembered, 24 bytes each, over all of them
 _SHOWN = 8  # ratios in an error
+_CONFIG = MixtureState._fields.index("config")
 
 
 def _words(fields: list[Any], name: str) -> np.ndarray:
@@ -113,6 +114,7 @@ class LaneStates:
         self._eras, self._settings, self._config = eras, settings, config
         k = len(settings.names)
         virtual = eras.steps.rules.costs is not None
+        self._config_bytes = config.astype("<u4").tobytes()
         self._listed = k <= (MAX_LISTED_VIRTUAL if virtual else MAX_LISTED)
         carried, drawn = (k if self._listed and not virtual else 0), (k if self._listed else 0)
         zero = to_words(0)
@@ -123,7 +125,7 @@ class LaneStates:
             drawn=np.zeros((drawn, 2), dtype=np.uint32), ledger=to_words(0)[2 * self._listed :],
             ratios=to_words(ratios), config=config,
         )  # fmt: skip
-        self._recent: BoundedCache[int, Standing] = BoundedCache(_KEPT_COMPONENTS, lambda _: k)
+        self._recent: BoundedCache[int, Standing] = BoundedCache(_KEPT_COMPONENTS // max(k, 1))
 
     def lane(self, lane: int, num_lanes: int, origin: int = 0) -> Lane:
         """A lane of this source's runs."""
@@ -171,12 +173,14 @@ class LaneStates:
           ValueError: If what the state holds contradicts itself.
         """
         lane = self.lane(int(state.lane), int(state.num_lanes), from_words(state.origin))
-        found = Standing(state, self._position(state), lane)
+        return self._stand(state, lane, from_words(state.chunk), from_words(state.era))
+
+    def _stand(self, state: MixtureState, lane: Lane, chunk_index: int, era: int) -> Standing:
+        found = Standing(state, self._position(state, chunk_index, era), lane)
         self._recent.put(id(state), found)
         return found
 
-    def _position(self, state: MixtureState) -> Position:
-        chunk_index, era = from_words(state.chunk), from_words(state.era)
+    def _position(self, state: MixtureState, chunk_index: int, era: int) -> Position:
         if self._listed:
             carry = np.array(state.carry, dtype=np.int32)
             return self._eras.resume(chunk_index, era, carry, from_words(state.drawn))
@@ -196,7 +200,8 @@ class LaneStates:
         Raises:
           ValueError: Naming each thing that differs.
         """
-        self.check_config(_words(fields, "config"), _ratio_words(fields))
+        if len(fields) != len(self._like) or fields[_CONFIG] != self._config_bytes:
+            self.check_config(_words(fields, "config"), _ratio_words(fields))
 
     def check_config(self, config: np.ndarray, ratios: np.ndarray) -> None:
         """Checks the fingerprint (c, 3) and the ratios (n, 2) of a state.
@@ -247,7 +252,7 @@ class LaneStates:
         Raises:
           ValueError: Naming what in it is not possible.
         """
-        chunk, origin, era = (from_words(w) for w in (state.chunk, state.origin, state.era))
+        chunk, era, origin = map(from_words, (state.chunk, state.era, state.origin))
         most = MAX_INDEX // self._settings.chunk_size
         lag, lane = int(state.lag), self.lane(int(state.lane), int(state.num_lanes), origin)
         possible = 0 <= origin <= chunk <= most and 0 <= era <= chunk
@@ -256,11 +261,11 @@ class LaneStates:
                 f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era},"
                 f" lag = {lag}."
             )
-        if not np.array_equal(state.ratios, self._like.ratios):
+        if self._like.ratios.size and not np.array_equal(state.ratios, self._like.ratios):
             raise ValueError(
                 "the state belongs to a source with other token_estimation"
                 f"{self._other_tokens(np.asarray(state.ratios))}. Restore it with the settings and"
                 " data it was saved with, or start anew."
             )
         if self._listed:  # a ledger is looked at when the state is used: that takes a seek
-            self.standing(state)
+            self._stand(state, lane, chunk, era)

@@ -32,6 +32,8 @@ Plain: TypeAlias = "bool | int | str | bytes | list[Plain] | None"  # what msgpa
 
 VERSION = 1
 _CHECKSUM_BYTES = 8
+# Types whose memory holds what is written: integers in the byte order of states, and booleans.
+_AS_WRITTEN = frozenset(map(np.dtype, ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8")))
 
 
 def _pack_leaf(value: Any, where: str) -> Any:
@@ -49,7 +51,12 @@ def _pack_leaf(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         return [[key, _pack_leaf(value[key], f"{where}[{key!r}]")] for key in sorted(value)]
     if isinstance(value, (tuple, list)):
-        return [_pack_leaf(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [
+            item.tobytes()  # nearly all leaves
+            if type(item) is np.ndarray and item.dtype in _AS_WRITTEN
+            else _pack_leaf(item, f"{where}[{i}]")
+            for i, item in enumerate(value)
+        ]
     raise TypeError(
         f"state field {where} must be an int, bool, str, bytes, None, an integer array or a tuple,"
         f" list or dict of those; got {type(value).__name__}."
@@ -157,8 +164,6 @@ def _fit_array(raw: Any, like: np.ndarray, where: str) -> np.ndarray:
 
 def _fit(raw: Any, like: Any, where: str) -> Any:
     """Brings raw fields into the structure of a state that is known to be right."""
-    if isinstance(like, (np.ndarray, np.generic)) or is_jax(like):
-        return _fit_array(raw, np.asarray(like), where)
     if isinstance(like, (tuple, list, dict)):
         if not isinstance(raw, list) or len(raw) != len(like):
             raise ValueError(f"state field {where} must hold {len(like)} items.")
@@ -172,11 +177,17 @@ def _fit(raw: Any, like: Any, where: str) -> Any:
                 for k, item in zip(keys, raw, strict=True)
             }
         names = getattr(like, "_fields", None) or range(len(like))
-        items = [
-            _fit(item, part, f"{where}.{name}")
-            for item, part, name in zip(raw, like, names, strict=True)
-        ]
+        items: list[Any] = []
+        for item, part, name in zip(raw, like, names, strict=True):
+            plain = type(part) is np.ndarray and part.dtype in _AS_WRITTEN
+            if plain and type(item) is bytes and len(item) == part.nbytes:
+                # Nearly all leaves. The array is of the bytes themselves, which nobody can write.
+                items.append(np.ndarray(part.shape, part.dtype, item))
+            else:
+                items.append(_fit(item, part, f"{where}.{name}"))
         return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)
+    if isinstance(like, (np.ndarray, np.generic)) or is_jax(like):
+        return _fit_array(raw, np.asarray(like), where)
     if type(raw) is not type(like):
         raise ValueError(
             f"state field {where} must be {type(like).__name__}; got {type(raw).__name__}."
