@@ -22,6 +22,7 @@ from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.combine import concatenate, interleave, skip, take
+from zephon_jax.sources.from_stateful import from_stateful
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.restore import decode_state, restore
 from zephon_jax.sources.stateful_lane import StatefulLane
@@ -72,6 +73,7 @@ __all__ = [
     "diff",
     "encode_state",
     "ensure_mixture",
+    "from_stateful",
     "interleave",
     "lanes",
     "lattice",
@@ -140,6 +142,8 @@ _IN_PICKLES = {
     "RecordWeights": "pipelines.record_weights",
     "SampleName": "analysis.diff",
     "SourceShards": "data.shard_store",
+    "StatefulSource": "sources.from_stateful",
+    "StatefulState": "sources.from_stateful",
     "SplitRule": "data.split",
     "_Ahead": "pipelines.map_dataset",
     "constant_rows": "elastic.steps",

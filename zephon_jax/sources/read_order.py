@@ -26,6 +26,7 @@ from zephon_jax.kernels.permutation import permute
 __all__ = ["MODES", "MixtureReadConfig", "Reading", "check_read_config", "read_order"]
 
 MODES = ("smooth_weighted_round_robin", "weighted_random", "lattice")
+_MODES_ELSEWHERE = {"weighted_round_robin": "smooth_weighted_round_robin"}  # Zephon's name
 _MAX_REMEMBERED = 1 << 22  # slots of round robin orders kept, 5 bytes each
 _MOST_AHEAD = 63  # chunks whose orders are computed with one,
 _MOST_SLOTS = 1 << 21  # up to so many slots in all
@@ -60,7 +61,9 @@ class MixtureReadConfig:
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
-            raise ValueError(f"mode must be one of {MODES}; got {short(self.mode)}.")
+            mine = _MODES_ELSEWHERE.get(getattr(self.mode, "value", self.mode))
+            hint = f" What you mean is mode={mine!r} here." if mine else ""
+            raise ValueError(f"mode must be one of {MODES}; got {short(self.mode)}.{hint}")
         if self.seed is not None:
             as_int(self.seed, "seed")
         for name in ("shuffle_within_component", "precompute"):
