@@ -17,6 +17,8 @@ from zephon_jax.kernels.backend import use_backend
 from zephon_jax.kernels.weights import MixtureSpec
 from zephon_jax.mixture.config import load_config
 from zephon_jax.mixture.relane import relane
+from zephon_jax.mixture.schedule import Stage, samples, tokens
+from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource
 from zephon_jax.mixture.state import MixtureState
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.chunk import SampleId, WorkChunk
@@ -59,7 +61,9 @@ __all__ = [
     "MixtureState",
     "OrderDifference",
     "SampleId",
+    "ScheduledMixtureWorkSource",
     "Simulation",
+    "Stage",
     "StatefulLane",
     "StaticMixtureWorkSource",
     "TokenEstimation",
@@ -88,6 +92,7 @@ __all__ = [
     "relane",
     "restore",
     "restore_checkpoint",
+    "samples",
     "save_checkpoint",
     "simulate",
     "skip",
@@ -97,6 +102,7 @@ __all__ = [
     "testing",
     "to_global",
     "tokenize",
+    "tokens",
     "use_backend",
     "virtual_time",
 ]
@@ -130,6 +136,7 @@ _MODULES = {
 # What public objects hold when they are pickled. Pickles name `zephon_jax` alone, so that they do
 # not depend on how the package is laid out: their classes say __module__ = "zephon_jax".
 _IN_PICKLES = {
+    "Amount": "mixture.schedule",
     "CombinedSource": "sources.combined",
     "CombinedState": "sources.combined",
     "CountedShards": "data.shard_store",

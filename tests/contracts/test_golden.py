@@ -14,7 +14,7 @@ import pathlib
 
 import numpy as np
 import pytest
-from support.helpers import mixture
+from support.helpers import mixture, scheduled
 
 import zephon_jax as zx
 
@@ -62,12 +62,70 @@ SETTINGS = {
     },
     "capped": {"chunk_size": 512, "max_repeats": 5},
 }
-READING = {"weighted random": RANDOM, "lattice, lane 5 of 8": LATTICE}
-LANE = {"lattice, lane 5 of 8": (5, 8), "modulo, lane 1 of 3": (1, 3)}
+WARM, MAIN, LAST = [1, 0, 0], WEIGHTS, [0.2, 0.3, 0.5]
+SCHEDULES = {  # stages, and settings
+    "schedule of one stage": ([(None, MAIN)], {"chunk_size": 1003, **ENDLESS}),
+    "schedule, two stages": ([(20, MAIN), (None, LAST)], {"chunk_size": 1000, **ENDLESS}),
+    "schedule, a dataset on and off": (
+        [(7, WARM), (19, MAIN), (30, [0, 1, 1]), (None, LAST)],
+        {"chunk_size": 999, "shuffle_within_shard": True, **ENDLESS},
+    ),
+    "schedule, linear": (
+        [(10, WARM), (40, WARM, "linear"), (None, LAST)],
+        {"chunk_size": 1000, "shuffle_block_size": "auto", **ENDLESS},
+    ),
+    "schedule, linear all through": (
+        [(10, WARM), (40, MAIN), (None, LAST)],
+        {"chunk_size": 777, "ramp": "linear", **ENDLESS},
+    ),
+    "schedule, cosine": ([(45, MAIN, "cosine"), (None, LAST)], {"chunk_size": 1024, **ENDLESS}),
+    "schedule, long cosine": (
+        [(900, LAST, "cosine"), (None, MAIN)],
+        {"chunk_size": 50, "shuffle_block_size": "global", **ENDLESS},
+    ),
+    "schedule in samples, passes": (
+        [(zx.samples(9000), WARM), (zx.samples(25_000), MAIN), (None, LAST)],
+        {"chunk_size": 512, "stop_after_passes": 2},
+    ),
+    "schedule, redistribute": (
+        [(9, MAIN), (12, LAST, "linear"), (None, [1, 1, 0])],
+        {"chunk_size": 512, "exhausted_policy": "redistribute"},
+    ),
+    "schedule, capped": (
+        [(15, MAIN), (60, WARM, "linear"), (None, LAST)],
+        {"chunk_size": 512, "max_repeats": 4},
+    ),
+    "schedule, fixed": (
+        [(5, WARM), (30, MAIN, "linear"), (None, LAST)],
+        {"chunk_size": 600, "allocation": "fixed", **ENDLESS},
+    ),
+    "schedule, lattice, lane 5 of 8": (
+        [(21, WARM), (90, WARM, "cosine"), (None, MAIN)],
+        {"chunk_size": 2048, **ENDLESS},
+    ),
+    "schedule of rare datasets": (
+        [(300, [5000, 3, 1]), (900, [5000, 3, 1], "linear"), (None, [500, 300, 0])],
+        {"chunk_size": 40, **ENDLESS},
+    ),
+}
+READING = {
+    "weighted random": RANDOM,
+    "lattice, lane 5 of 8": LATTICE,
+    "schedule, lattice, lane 5 of 8": LATTICE,
+}
+LANE = {
+    "lattice, lane 5 of 8": (5, 8),
+    "schedule, lattice, lane 5 of 8": (5, 8),
+    "modulo, lane 1 of 3": (1, 3),
+}
 
 
 def digest(name):
-    source = mixture(SHARDS, WEIGHTS, **SETTINGS[name])
+    if name in SCHEDULES:
+        stages, settings = SCHEDULES[name]
+        source = scheduled(SHARDS, stages, **settings)
+    else:
+        source = mixture(SHARDS, WEIGHTS, **SETTINGS[name])
     state, ids, count = source.init(*LANE.get(name, (0, 1))), [], 0
     while count < NUM_IDS:
         chunk, state = source.next_chunk(state)
@@ -79,18 +137,21 @@ def digest(name):
     return hashlib.sha256(flat.tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", [*SETTINGS, *SCHEDULES])
 def test_order_is_the_golden_one(name):
     assert digest(name) == json.loads(GOLDEN.read_text())[name]
 
 
 def test_golden_file_and_configurations_agree():
     golden = json.loads(GOLDEN.read_text())
-    assert set(golden) == set(SETTINGS)
+    assert set(golden) == {*SETTINGS, *SCHEDULES}
     assert len(set(golden.values())) == len(golden)
 
 
 if __name__ == "__main__":
     known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    known = {**{name: digest(name) for name in SETTINGS if name not in known}, **known}
+    known = {
+        **{name: digest(name) for name in [*SETTINGS, *SCHEDULES] if name not in known},
+        **known,
+    }
     GOLDEN.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")

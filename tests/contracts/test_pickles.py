@@ -11,7 +11,7 @@ import pickletools
 import cloudpickle
 import pytest
 from support.elastic_runs import readable
-from support.helpers import mixture, state_after
+from support.helpers import mixture, scheduled, state_after
 
 import zephon_jax as zx
 
@@ -53,6 +53,7 @@ def on_disk(tmp_path_factory):
 
 
 COUNTED = mixture([100, 200], chunk_size=10)
+SCHEDULED = scheduled([100, 200], [(zx.samples(90), [1, 0]), (None, [1, 2])], chunk_size=10)
 TOKENS = zx.TokenEstimation.from_shard_totals({"a": [900], "b": [2000]})
 PICKLED = {  # by class
     "Audit": lambda: zx.audit(COUNTED, [state_after(COUNTED, 2)]),
@@ -69,7 +70,9 @@ PICKLED = {  # by class
     "MixtureState": lambda: state_after(COUNTED, 2),
     "OrderDifference": lambda: zx.diff(COUNTED, COUNTED.replace(seed=1)),
     "SampleId": lambda: COUNTED[3],
+    "ScheduledMixtureWorkSource": lambda: SCHEDULED,
     "Simulation": lambda: zx.simulate(COUNTED),
+    "Stage": lambda: zx.Stage(until=zx.samples(9), mixture={"a": 1}, ramp="cosine"),
     "StaticMixtureWorkSource": lambda: COUNTED.replace(token_estimation=TOKENS),
     "TokenEstimation": lambda: TOKENS,
     "WorkChunk": lambda: COUNTED.next_chunk(COUNTED.init())[0],

@@ -45,6 +45,42 @@ def test_rows_equal_stepping(weights, chunk_size, start, more):
         assert_rows(quota.shares(w, size), start, more)
 
 
+@given(
+    st.lists(st.sampled_from([0, 1, 1, 2, 3, 40, 46, 60, 900]), min_size=1, max_size=7),
+    st.integers(1, 40),
+    st.lists(st.integers(-999, 1000), min_size=7, max_size=7),
+    st.integers(0, 50),
+)
+def test_any_carry_goes_on_as_by_stepping(weights, chunk_size, per_mille, more):
+    """Where weights change, carries begin above minus one sample and at most at one."""
+    if not any(weights):
+        return
+    shares = quota.finer(quota.shares(weights, chunk_size), 1000)
+    unit, active = int(shares.unit), np.asarray(weights) > 0
+    carry = np.asarray(per_mille[: len(weights)]) * unit // 1000 * active
+    for d in np.flatnonzero(active):  # those that have room make the sum zero
+        carry[d] = np.clip(carry[d] - carry.sum(), 1 - unit, unit)
+    if carry.sum():
+        return
+    carries, quotas = [carry.astype(np.int32)], []
+    for _ in range(more):
+        each, after = quota.step(shares, carries[-1])
+        assert each.sum() == chunk_size
+        assert (each >= 0).all()
+        assert not each[~active].any()
+        quotas.append(each)
+        carries.append(after)
+    got = quota_fast_forward.forward(shares, carries[0], 7, 7 + more)
+    assert np.array_equal(got, carries[-1])
+    drawn = quota.drawn_after(shares, more, carries[-1], carries[0])
+    assert drawn.tolist() == np.sum(quotas, axis=0, initial=0, dtype=np.int64).tolist() or not more
+    if more:
+        assert np.array_equal(quota_fast_forward.quota_rows(shares, carries[0], 7, more)[0], quotas)
+    if quota.is_closed_form(shares):
+        closed = quota.steady_carry(shares, np.arange(more + 1), carries[0])
+        assert np.array_equal(closed, carries)
+
+
 def assert_rows(shares, start, more):
     carries = stepped(shares, start + more)
     quotas, after = quota_fast_forward.quota_rows(shares, carries[start], start, more)

@@ -21,6 +21,19 @@ def mixture(sizes, weights=None, *, names=None, shards=None, **settings):
     return zx.StaticMixtureWorkSource(datasets, dict(zip(names, weights, strict=True)), **settings)
 
 
+def scheduled(sizes, stages, ramp="step", **settings):
+    """A schedule over datasets 'a', 'b', ...; stages are (until, weights) or with a ramp after."""
+    datasets = [
+        zx.Dataset.from_counts(chr(97 + d), size if isinstance(size, (list, tuple)) else [size])
+        for d, size in enumerate(sizes)
+    ]
+    made = []
+    for until, weights, *own in stages:
+        mix = {dataset.name: w for dataset, w in zip(datasets, weights, strict=True)}
+        made.append(zx.Stage(until=until, mixture=mix, ramp=own[0] if own else None))
+    return zx.ScheduledMixtureWorkSource(datasets, made, ramp, **settings)
+
+
 def stepped(shares, num_chunks):
     """The carries after 0, 1, 2 ... chunks, one step of the quotas after another."""
     carries = [quota.init_carry(shares)]

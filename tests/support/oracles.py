@@ -271,3 +271,94 @@ def piece_costs(lengths, total_costs, block):
         total, length = sum(piece), len(piece)
         shared += [total * (q + 1) // length - total * q // length for q in range(length)]
     return shared
+
+
+# Schedules
+
+
+def ramp_weights(one, other, kind, part, parts):
+    """The weights at one of the parts of a ramp, as shares of one."""
+    way = Fraction(part, parts)
+    if kind == "cosine":
+        way = Fraction(round((1 - math.cos(math.pi * part / parts)) / 2 * 2**16), 2**16)
+    pairs = zip(fractions(one), fractions(other), strict=True)
+    return [a + (b - a) * way for a, b in pairs]
+
+
+def schedule_weights(stages):
+    """The weights of a schedule by the chunk from which on they hold, as (first chunk, shares).
+
+    Stages are (chunk at which it ends or None, weights, kind of ramp).
+    """
+    found, start = {}, 0
+    for n, (end, weights, kind) in enumerate(stages):
+        parts = 1
+        if kind != "step" and end is not None:
+            while 2 * parts <= min(64, end - start):
+                parts *= 2
+        for part in range(parts if end is None or end > start else 0):
+            length = 0 if end is None else end - start
+            found[start + part * length // parts] = (
+                fractions(weights)
+                if parts == 1
+                else ramp_weights(weights, stages[n + 1][1], kind, part, parts)
+            )
+        start = end
+    changes = []
+    for chunk, shares in sorted(found.items()):
+        if not changes or changes[-1][1] != shares:
+            changes.append((chunk, shares))
+    return changes
+
+
+def carry_over(carry, shares):
+    """What the components are owed at a change of weights: for the new weights, and held back."""
+    denominator = units(shares)[1]
+    fine = denominator * max(1, 2**27 // denominator)
+    moved = round_to(0, [c * fine for c in carry])
+    places = [d for d, share in enumerate(shares) if share > 0]
+    each, more = divmod(sum(moved[d] for d in places), len(places))
+    held = list(moved)
+    for n, d in enumerate(places):
+        held[d] = each + (n < more)
+    inner = [Fraction(m - h, fine) for m, h in zip(moved, held, strict=True)]
+    assert all(-1 < c <= 1 for c in inner), "a schedule that is made to break the bound"
+    return inner, [Fraction(h, fine) for h in held]
+
+
+def scheduled_run(changes, chunk_size, totals, num_chunks, leaving=(), caps=None, passes=None):
+    """Counts of each chunk of a schedule: samples by dataset, up to the end of the run.
+
+    Changes are as `schedule_weights` gives them. Leaving are the datasets that are redistributed,
+    caps the samples after which a dataset ends the run, passes those that all are to have.
+    """
+    k = len(totals)
+    drawn, carry, held = [0] * k, [Fraction(0)] * k, [Fraction(0)] * k
+    rows, weights, before = [], None, set()
+    for g in range(num_chunks):
+        here = [c for c in changes if c[0] <= g]
+        left = {d for d in leaving if drawn[d] >= totals[d]}
+        now = [Fraction(0) if d in left else w for d, w in enumerate(here[-1][1])]
+        if not any(now):
+            break
+        if weights is None or left != before:
+            carry, held = [Fraction(0)] * k, [Fraction(0)] * k
+        elif here[-1][0] == g:
+            carry, held = carry_over([c + h for c, h in zip(carry, held, strict=True)], now)
+        weights, before = effective(now), left
+        quotas, after = quota_step(weights, chunk_size, carry)
+        if any(
+            weights[d] and cap is not None and drawn[d] + quotas[d] > cap
+            for d, cap in enumerate(caps or [])
+        ):
+            break
+        later = [c[1] for c in changes if c[0] > g] + [here[-1][1]]
+        counted = [d for d in range(k) if any(shares[d] for shares in later)]
+        if passes is not None and all(drawn[d] >= passes * totals[d] for d in counted):
+            break
+        carry = after
+        for d in leaving:
+            quotas[d] = min(quotas[d], max(0, totals[d] - drawn[d]))
+        drawn = [a + b for a, b in zip(drawn, quotas, strict=True)]
+        rows.append(quotas)
+    return rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import zephon_jax as zx
-from support.helpers import mixture
+from support.helpers import mixture, scheduled
 from zephon_jax.sources.stopped import StoppedSource
 
 
@@ -111,6 +111,19 @@ SOURCES = {
         **ALL_SHUFFLES,
     ),
     "many": lambda: mixture([[7, 6]] * 70, chunk_size=30, shuffle_within_shard=True),
+    "schedule": lambda: scheduled(
+        [[31, 3], 50, [40, 0, 7]],
+        [(2, [1, 0, 0]), (8, [3, 1, 0], "linear"), (None, [0, 1, 0.7])],
+        chunk_size=13,
+        stop_after_passes=2,
+        **ALL_SHUFFLES,
+    ),
+    "schedule, redistribute": lambda: scheduled(
+        [[20, 5], 90, 41, 0],
+        [(3, [4, 3, 2, 1]), (7, [1, 1, 0, 0], "cosine"), (None, [0, 1, 5, 1])],
+        chunk_size=7,
+        exhausted_policy="redistribute",
+    ),
     "custom": CountSource,
     "concatenate": lambda: zx.concatenate(sharing()),
     "interleave": lambda: zx.interleave(sharing(), [5, 3]),

@@ -18,6 +18,7 @@ import numpy as np
 from zephon_jax._arrays import Array, Namespace, Number, as_int, namespace
 from zephon_jax._text import short
 from zephon_jax.kernels.weights import (
+    MAX_DENOMINATOR,
     MixtureSpec,
     exact_weight,
     integer_weights,
@@ -30,6 +31,7 @@ __all__ = [
     "Shares",
     "drawn_after",
     "exact_weights",
+    "finer",
     "fixed_shares",
     "fixed_shares_of",
     "init_carry",
@@ -106,7 +108,7 @@ def shares(weights: Mapping[str, Number] | Sequence[Number], chunk_size: int) ->
     return shares_of(exact_weights(weights), chunk_size)
 
 
-def shares_of(weights: Sequence[Fraction], chunk_size: int) -> Shares:
+def shares_of(weights: Sequence[Fraction | int], chunk_size: int) -> Shares:
     """The same from exact weights and a size that have been checked, without a warning."""
     units, total = integer_weights(weights)
     return _make_shares(
@@ -134,7 +136,7 @@ def fixed_shares(weights: Mapping[str, Number] | Sequence[Number], chunk_size: i
     return fixed_shares_of(exact_weights(weights), chunk_size)
 
 
-def fixed_shares_of(weights: Sequence[Fraction], chunk_size: int) -> Shares:
+def fixed_shares_of(weights: Sequence[Fraction | int], chunk_size: int) -> Shares:
     """The same from exact weights and a size that have been checked, without a warning.
 
     Raises:
@@ -238,7 +240,9 @@ def is_closed_form(shares: Shares) -> bool:
     return bool(np.all((shares.whole > 0) | (shares.rem == 0)))
 
 
-def steady_carry(shares: Shares, num_chunks: int | np.ndarray) -> np.ndarray:
+def steady_carry(
+    shares: Shares, num_chunks: int | np.ndarray, start: np.ndarray | None = None
+) -> np.ndarray:
     """The carry after `num_chunks` steps, in closed form.
 
     With a whole sample a chunk, no component is clipped, so before the missing slots are given
@@ -247,7 +251,9 @@ def steady_carry(shares: Shares, num_chunks: int | np.ndarray) -> np.ndarray:
 
     Args:
       shares: From `shares` or `fixed_shares`.
-      num_chunks: Chunks since the carry was zero, an int or int64 (n,).
+      num_chunks: Chunks since the carry was `start`, an int or int64 (n,).
+      start: int32 (k,), a carry above -W and at most W that sums to zero, and is zero where the
+        share is; zero everywhere by default.
 
     Returns:
       int32 (k,) or (n, k), equal to the carry that stepping reaches.
@@ -256,10 +262,22 @@ def steady_carry(shares: Shares, num_chunks: int | np.ndarray) -> np.ndarray:
     # Both factors are below 2^29, so their product fits into 64 bits.
     rounds = np.asarray(num_chunks % unit, dtype=np.int64)[..., None]
     owed = rounds * shares.rem.astype(np.int64)
+    if start is not None:
+        owed += start
     residue = owed - owed // unit * unit  # NumPy divides by a scalar faster than it takes rests
     missing = residue.sum(axis=-1, keepdims=True) // unit
     gets = rank(np, -residue) < missing
-    return np.where(gets, residue - unit, residue).astype(np.int32)
+    carry = np.where(gets, residue - unit, residue).astype(np.int32)
+    if start is not None:  # it may be any carry; those after it are what is left of a sample
+        carry[np.asarray(num_chunks) == 0] = start
+    return carry
+
+
+def finer(shares: Shares, factor: int) -> Shares:
+    """The same shares with carries in smaller units, so many to one: W times the factor."""
+    unit = int(shares.unit) * factor
+    assert unit <= MAX_DENOMINATOR
+    return shares._replace(rem=shares.rem * np.int32(factor), unit=np.asarray(unit, dtype=np.int32))
 
 
 def quotas_between(shares: Shares, carry: np.ndarray, next_carry: np.ndarray) -> np.ndarray:
@@ -268,11 +286,25 @@ def quotas_between(shares: Shares, carry: np.ndarray, next_carry: np.ndarray) ->
     return (shares.whole + moved).astype(np.int32)
 
 
-def drawn_after(shares: Shares, num_chunks: int | np.ndarray, carry: np.ndarray) -> np.ndarray:
-    """Samples drawn in `num_chunks` steps (or each of (n,)) that end with this carry: int64."""
+def drawn_after(
+    shares: Shares,
+    num_chunks: int | np.ndarray,
+    carry: np.ndarray,
+    start: np.ndarray | None = None,
+) -> np.ndarray:
+    """Samples drawn in `num_chunks` steps (or each of (n,)) between two carries: int64.
+
+    Args:
+      shares: From `shares` or `fixed_shares`.
+      num_chunks: Steps, an int or int64 (n,).
+      carry: int32 (k,) or (n, k), after them.
+      start: int32 (k,), before them; zero by default.
+    """
     unit = int(shares.unit)
     steps = np.asarray(num_chunks, dtype=np.int64)[..., None]
     rounds, rest = np.divmod(steps, unit)
     rem = shares.rem.astype(np.int64)
     owed = rest * rem - carry.astype(np.int64)  # below 2^59: rest and rem are below 2^29
+    if start is not None:
+        owed += start
     return steps * shares.whole.astype(np.int64) + rounds * rem + owed // unit

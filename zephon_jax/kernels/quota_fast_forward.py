@@ -44,16 +44,18 @@ class _Followed(NamedTuple):
     missing: np.ndarray  # int64 (n,), slots that are still to be dealt; below 0 in a surplus
 
 
-def _events(shares: Shares, rare: np.ndarray, chunks: np.ndarray) -> tuple[np.ndarray, ...]:
+def _events(
+    shares: Shares, rare: np.ndarray, carry: np.ndarray, steps: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """What the memory of rare components follows from, for many chunks at once.
 
     Returns:
-      For chunks (n,): what is owed to each component, (n, k); the slots missing if nobody were
-      ahead, (n,); which rare component comes to a whole sample, (n, t); and how many components
-      that are not rare are owed more than it, (n, t).
+      For so many steps (n,) after a carry: what is owed to each component, (n, k); the slots
+      missing if nobody were ahead, (n,); which rare component comes to a whole sample, (n, t); and
+      how many components that are not rare are owed more than it, (n, t).
     """
     unit = int(shares.unit)
-    owed = (chunks % unit)[:, None] * shares.rem.astype(np.int64) % unit
+    owed = ((steps % unit)[:, None] * shares.rem.astype(np.int64) + carry) % unit
     common = np.delete(owed, rare, axis=1)
     places = np.delete(np.arange(owed.shape[1]), rare)
     mine = owed[:, rare]
@@ -69,9 +71,9 @@ def _follow(shares: Shares, carry: np.ndarray, start: int, stop: int) -> Iterato
     rare = rare_components(shares)
     bits = 1 << np.arange(rare.size)  # who is ahead, comes or could win, as bits of one integer
     ahead = int((carry[rare] < 0) @ bits)
-    for first in range(start + 1, stop + 1, _BLOCK):
-        chunks = np.arange(first, min(first + _BLOCK, stop + 1))
-        owed, missing, whole, behind = _events(shares, rare, chunks)
+    for first in range(1, stop - start + 1, _BLOCK):
+        steps = np.arange(first, min(first + _BLOCK, stop - start + 1))
+        owed, missing, whole, behind = _events(shares, rare, carry, steps)
         could = (behind < missing[:, None]) @ bits
         flags, left = [], missing.tolist()
         for n, (comes, able) in enumerate(

@@ -111,7 +111,7 @@ class VirtualTime:
 
     def __init__(
         self,
-        weights: Sequence[Fraction],
+        weights: Sequence[Fraction | int],
         chunk_size: int,
         costs: Sequence[Cost],
         base: np.ndarray,

@@ -18,6 +18,7 @@ from zephon_jax._text import short
 __all__ = [
     "MAX_DENOMINATOR",
     "MixtureSpec",
+    "common_units",
     "exact_weight",
     "integer_weights",
     "largest_remainder",
@@ -75,7 +76,7 @@ def _keep_one_each(units: list[int], positive: Sequence[bool]) -> None:
         units[d] -= 1
 
 
-def integer_weights(weights: Sequence[Fraction]) -> tuple[list[int], int]:
+def integer_weights(weights: Sequence[Fraction | int]) -> tuple[list[int], int]:
     """Brings exact weights to a common denominator.
 
     Args:
@@ -90,7 +91,7 @@ def integer_weights(weights: Sequence[Fraction]) -> tuple[list[int], int]:
       >>> integer_weights([Fraction(1, 2), Fraction(1, 3)])
       ([3, 2], 5)
     """
-    units = _common_units(weights)
+    units = common_units(weights)
     total = sum(units)
     if total <= MAX_DENOMINATOR:
         return units, total
@@ -100,7 +101,7 @@ def integer_weights(weights: Sequence[Fraction]) -> tuple[list[int], int]:
     return rounded, MAX_DENOMINATOR
 
 
-def _common_units(weights: Sequence[Fraction]) -> list[int]:
+def common_units(weights: Sequence[Fraction | int]) -> list[int]:
     """Exact integers in the ratio of the weights, without a common divisor."""
     # A scale common to all keeps this at integers: adding fractions one by one would be slow.
     scale = math.lcm(*(weight.denominator for weight in weights))
@@ -120,7 +121,7 @@ def warn_if_moved(weights: Sequence[Fraction], names: Sequence[str] | None, leve
     units, total = integer_weights(weights)
     if total < MAX_DENOMINATOR:
         return
-    exact = _common_units(weights)
+    exact = common_units(weights)
     whole = sum(exact)
     # |unit / total - exact / whole| > exact / whole / 1000, in integers.
     moved = [

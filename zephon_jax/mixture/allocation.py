@@ -12,8 +12,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from zephon_jax._arrays import MAX_INDEX
 from zephon_jax.kernels import quota, quota_fast_forward
 from zephon_jax.kernels.virtual_time import VirtualTime
+from zephon_jax.mixture.history import Start
 
 __all__ = ["Allocation", "CarriedQuotas", "Rows", "VirtualTimeQuotas"]
 
@@ -99,20 +101,42 @@ class CarriedQuotas:
 
     Args:
       shares: What each component is owed a chunk.
+      start: What the components are owed at chunk 0; nothing by default.
       stride: Chunks between two carries that are saved.
       max_saved: Carries saved at most; above, every other one goes and the stride doubles.
     """
 
     exact_ends = False  # `chunks_until` is a guess
 
-    __slots__ = ("_closed", "_max_saved", "_period", "_saved", "_stride", "shares")
+    __slots__ = (
+        "_closed", "_held", "_max_saved", "_period", "_saved", "_start", "_stride", "shares",
+    )  # fmt: skip
 
-    def __init__(self, shares: quota.Shares, *, stride: int = _STRIDE, max_saved: int = _MAX_SAVED):
+    def __init__(
+        self,
+        shares: quota.Shares,
+        start: Start | None = None,
+        *,
+        stride: int = _STRIDE,
+        max_saved: int = _MAX_SAVED,
+    ):
         self.shares, self._max_saved = shares, max_saved
         self._closed = quota.is_closed_form(shares)
-        self._period = quota.period(shares)
+        # A carry that starts at zero comes back to it; another need not come back.
+        self._period = quota.period(shares) if start is None else MAX_INDEX
         self._stride = stride
-        self._saved: dict[int, np.ndarray] = {0: quota.init_carry(shares)}
+        self._start = None if start is None else start.carry
+        self._held = None if start is None else start.held
+        first = quota.init_carry(shares) if start is None else start.carry
+        self._saved: dict[int, np.ndarray] = {0: first}  # what is held is no part of them
+
+    def _outer(self, carry: np.ndarray) -> np.ndarray:
+        """Carries (..., k) of the run from those of this allocation."""
+        return carry if self._held is None else carry + self._held
+
+    def _inner(self, carry: np.ndarray) -> np.ndarray:
+        """The other way around."""
+        return carry if self._held is None else carry - self._held
 
     @property
     def closed(self) -> bool:
@@ -126,12 +150,15 @@ class CarriedQuotas:
 
     def init_carry(self) -> np.ndarray:
         """The carry of chunk 0: int32 (k,)."""
-        return quota.init_carry(self.shares)
+        return self._outer(self._saved[0])
 
     def carry_at(self, num_chunks: int) -> np.ndarray:
         """The carry after this many chunks: int32 (k,)."""
+        return self._outer(self._carry_at(num_chunks))
+
+    def _carry_at(self, num_chunks: int) -> np.ndarray:
         if self._closed:
-            return quota.steady_carry(self.shares, num_chunks)
+            return quota.steady_carry(self.shares, num_chunks, self._start)
         place = num_chunks % self._period
         mark, carry = self._nearest(place)
         stride = self._stride  # read once: another thread may double it meanwhile
@@ -168,32 +195,38 @@ class CarriedQuotas:
             place = stop % self._period
             if place - self._nearest(place)[0] < stop - start:
                 return self.carry_at(stop)
-        return quota_fast_forward.forward(self.shares, carry, start, stop)
+        inner = quota_fast_forward.forward(self.shares, self._inner(carry), start, stop)
+        return self._outer(inner)
 
     def step(self, num_chunks: int, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The quotas of the chunk after so many and the next carry, int32 (k,) each."""
-        return quota.step(self.shares, carry)
+        if self._held is None:
+            return quota.step(self.shares, carry)
+        quotas, inner = quota.step(self.shares, carry - self._held)
+        return quotas, inner + self._held
 
     def drawn_at(self, num_chunks: int | np.ndarray, carry: np.ndarray) -> np.ndarray:
         """Samples given out in this many chunks that end with this carry: int64 (k,)."""
-        return quota.drawn_after(self.shares, num_chunks, carry)
+        return quota.drawn_after(self.shares, num_chunks, self._inner(carry), self._start)
 
     def rows(self, chunks: np.ndarray) -> Rows:
         """Many chunks (n,) at once, where the allocation is closed."""
         before, after = self._carries(chunks)
         quotas = quota.quotas_between(self.shares, before, after)
-        return Rows(chunks, before, self.drawn_at(chunks, before), quotas)
+        drawn = quota.drawn_after(self.shares, chunks, before, self._start)
+        return Rows(chunks, self._outer(before), drawn, quotas)
 
     def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
         """Quotas of many chunks at once, int32 (n, k), where the allocation is closed."""
         return quota.quotas_between(self.shares, *self._carries(chunks))
 
     def _carries(self, chunks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Carries before and after chunks, int32 (n, k) each."""
+        """Carries before and after chunks, int32 (n, k) each, without what is held."""
+        shares, start = self.shares, self._start
         if (np.diff(chunks) == 1).all():  # in a row, each carry serves two chunks
-            carries = quota.steady_carry(self.shares, np.append(chunks, chunks[-1:] + 1))
+            carries = quota.steady_carry(shares, np.append(chunks, chunks[-1:] + 1), start)
             return carries[:-1], carries[1:]
-        before, after = (quota.steady_carry(self.shares, c) for c in (chunks, chunks + 1))
+        before, after = (quota.steady_carry(shares, c, start) for c in (chunks, chunks + 1))
         return before, after
 
     def stretch(
@@ -201,10 +234,12 @@ class CarriedQuotas:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Quotas of consecutive chunks, int32 (n, k), and the carry after them."""
         if not self.closed:
-            quotas, carries = quota_fast_forward.quota_rows(self.shares, carry, start, num_chunks)
-            return quotas, carries[-1]
+            quotas, carries = quota_fast_forward.quota_rows(
+                self.shares, self._inner(carry), start, num_chunks
+            )
+            return quotas, self._outer(carries[-1])
         before, after = self._carries(np.arange(start, start + num_chunks))
-        return quota.quotas_between(self.shares, before, after), after[-1]
+        return quota.quotas_between(self.shares, before, after), self._outer(after[-1])
 
     def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
         """Chunks after which components have given so many samples, within a few.
@@ -221,8 +256,10 @@ class CarriedQuotas:
 
     def is_possible(self, num_chunks: int, carry: np.ndarray) -> bool:
         """True for a carry that so many chunks may leave over."""
-        unit, wide = int(self.shares.unit), carry.astype(np.int64)
+        unit, wide = int(self.shares.unit), self._inner(carry).astype(np.int64)
         owed = num_chunks % unit * self.shares.rem.astype(np.int64)
+        if self._start is not None:
+            owed += self._start
         return bool(
             num_chunks >= 0
             and ((wide > -unit) & (wide < 2 * unit)).all()

@@ -12,8 +12,8 @@ from zephon_jax._arrays import MAX_INDEX, as_int
 from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import named_digests
+from zephon_jax.mixture.history import FAR
 from zephon_jax.mixture.locate import Dealing, places_of, times_drawn
-from zephon_jax.mixture.positions import FAR
 from zephon_jax.mixture.run import MixtureRun
 from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.mixture.state import MixtureState, from_words
@@ -76,9 +76,23 @@ class MixtureSource(WorkSource[MixtureState]):
         """All chunks of the run, one entry for each set of datasets that draw together."""
         found: list[ChunkSpan] = []
         for span in self.eras.spans():
+            first, num_chunks, num_samples = (
+                span.start.chunk_index,
+                span.num_chunks,
+                span.num_samples,
+            )
+            if found and first == span.start.era.weighing.first_chunk:
+                before = found[-1]
+                assert before.num_chunks is not None
+                assert before.num_samples is not None
+                # Other weights, and chunks of the same size as before where nobody left.
+                if before.num_samples == before.num_chunks * self._settings.chunk_size:
+                    first = found.pop().first_chunk
+                    num_chunks += before.num_chunks
+                    num_samples += before.num_samples
             endless = span.num_samples == FAR
-            counts = (None, None) if endless else (span.num_chunks, span.num_samples)
-            found.append(ChunkSpan(span.start.chunk_index, *counts))
+            counts = (None, None) if endless else (num_chunks, num_samples)
+            found.append(ChunkSpan(first, *counts))
         return tuple(found)
 
     def lanes_of_chunks(
@@ -205,7 +219,7 @@ class MixtureSource(WorkSource[MixtureState]):
         return True
 
     def __len__(self) -> int:
-        if self.eras.steps.endless:
+        if self.eras.endless:
             raise TypeError(
                 f"{self!r} never ends and has no len(). Set stop_after_passes, max_repeats, or"
                 " exhausted_policy 'stop' or 'redistribute'."

@@ -181,7 +181,7 @@ class ChunkPlanner:
             positions,
             {one.chunk_index: row for row, one in enumerate(positions)},
             quotas,
-            self._steps.exhausted_rows(drawn[:-1] + quotas),
+            self._steps.exhausted_rows(era, drawn[:-1] + quotas),
             {},
             max(1, min(together, len(quotas))),
             _ORDERED // (self._chunk_size * max(1, len(self._pages))),

@@ -15,7 +15,8 @@ import numpy as np
 
 from zephon_jax._arrays import MAX_INDEX
 from zephon_jax._process import PerProcess
-from zephon_jax.mixture.positions import FAR, Era, Position, Steps
+from zephon_jax.mixture.history import FAR, UNCAPPED
+from zephon_jax.mixture.positions import Era, Position, Steps
 
 __all__ = ["Eras", "Span"]
 
@@ -83,31 +84,31 @@ class Eras:
         era = position.era
         if era.allocation is None or chunk_index <= position.chunk_index:
             return position, False
-        first = position.chunk_index - era.first_chunk
-        last = chunk_index - era.first_chunk
+        first = position.chunk_index - era.anchor
+        last = min(chunk_index, era.weighing.end) - era.anchor
         target = self.steps.at(position, last)
         crossed = self.steps.departed(target)
         if crossed:
             last = self._departure(position, first, last)
             target = self.steps.at(position, last)
+        changes = target.chunk_index == era.weighing.end
         # The run may have ended in an earlier chunk: before the one in which a component leaves.
         if not crossed or self.steps.capped(era).any():
-            final = self.steps.at(position, last - 1) if crossed else target
+            # At a change the next weights say whether it ends.
+            final = self.steps.at(position, last - 1) if crossed or changes else target
             if self.steps.ended(final):
-                last = final.chunk_index - era.first_chunk
+                last = final.chunk_index - era.anchor
                 near = self._first_chunks(era) or last
                 end = _bisect(
                     first - 1, last, near, lambda n: self.steps.ended(self.steps.at(position, n))
                 )
                 return self.steps.at(position, end), False
         if crossed:
-            drawn = np.where(
-                self.steps.rules.leaves,
-                np.minimum(target.drawn, self.steps.rules.totals),
-                target.drawn,
-            )
-            return self.steps.open(target.chunk_index, drawn), True
-        return target, False
+            # What the chunk asked for beyond the rest of a dataset was not given.
+            rest = np.minimum(target.drawn, era.weighing.first_pass)
+            leaves = era.active & self.steps.rules.leaves
+            target = target._replace(drawn=np.where(leaves, rest, target.drawn))
+        return self.steps.settled(target), crossed or changes
 
     def _departure(self, position: Position, first: int, last: int) -> int:
         """Chunks of an era after which a component leaves: more than `first`, `last` at most."""
@@ -130,10 +131,24 @@ class Eras:
         with self._lock.get():
             return self._seek(chunk_index)
 
+    @property
+    def endless(self) -> bool:
+        """True where the run has no end."""
+        rules = self.steps.rules
+        tail = rules.weighings[-1]
+        if rules.passes is not None or (tail.weighted & (tail.caps != UNCAPPED)).any():
+            return False
+        if not (tail.weighted & ~rules.leaves).any():
+            return False
+        if tail.first_chunk == 0:
+            return True
+        at = self.seek(tail.first_chunk)
+        return at.chunk_index == tail.first_chunk and not self.steps.ended(at)
+
     def _seek(self, chunk_index: int) -> Position:
         self._keep(self.steps.start())
         starts = self._starts
-        place = bisect.bisect_right([s.chunk_index for s in starts], chunk_index) - 1
+        place = bisect.bisect_right(starts, chunk_index, key=lambda one: one.chunk_index) - 1
         position, going = starts[place], True
         while going:
             position, going = self._within(position, chunk_index)
@@ -155,16 +170,16 @@ class Eras:
         return known[1]
 
     def _look_for_end(self, era: Era) -> int | None:
-        rules = self.steps.rules
+        rules, weighing = self.steps.rules, era.weighing
         assert era.allocation is not None
         # In samples: what the components must have drawn for the era to have ended.
         ends = np.full(rules.totals.shape, FAR)
         capped = self.steps.capped(era)
-        ends[capped] = rules.caps[capped] + 1
+        ends[capped] = weighing.caps[capped] + 1
         leaving = era.active & rules.leaves
-        ends[leaving] = rules.totals[leaving]
+        ends[leaving] = weighing.first_pass[leaving]
         if rules.passes is not None:
-            ends[era.active] = rules.passes * rules.totals[era.active]
+            ends[era.active] = weighing.ends[era.active]
         chosen = ends < FAR
         if not chosen.any():
             return None
@@ -173,6 +188,8 @@ class Eras:
 
     def _end_of(self, start: Position) -> tuple[Position, bool] | None:
         """The end of the era that starts here and whether another follows, or None."""
+        if start.era.weighing.end < FAR:
+            return self._within(start, start.era.weighing.end)
         guess = self._first_chunks(start.era)
         if guess is None:
             return None
@@ -207,7 +224,7 @@ class Eras:
 
     def _span_of_sample(self, index: int) -> Span | None:
         while True:
-            place = bisect.bisect_right([s.first_sample for s in self._spans], index) - 1
+            place = bisect.bisect_right(self._spans, index, key=lambda s: s.first_sample) - 1
             if place >= 0:
                 span = self._spans[place]
                 if index < span.first_sample + span.num_samples:
@@ -242,6 +259,9 @@ class Eras:
             return known
         num_chunks = (index - first_sample) // self.steps.rules.chunk_size
         guess = self._first_chunks(start.era)
+        if start.era.weighing.end < FAR:
+            length = start.era.weighing.end - start.chunk_index
+            guess = length if guess is None else min(guess, length)
         if guess is None or num_chunks > guess:
             return None
         here, more = self._within(start, start.chunk_index + num_chunks)
@@ -263,6 +283,6 @@ class Eras:
 
     def num_samples(self) -> int:
         """Samples in the whole run, which must end."""
-        assert not self.steps.endless
+        assert not self.endless
         last = self.spans()[-1]
         return last.first_sample + last.num_samples

@@ -37,6 +37,8 @@ CODES: Mapping[str, str] = {
     "counts": "shard counts",
     "bytes": "shard bytes",
     "weights": "mixture weights",
+    "changes": "number of changes of the weights",
+    "history": "changes of the weights",
     "chunk": "chunk_size",
     "seed": "seed",
     "shards": "shuffle_shards",
@@ -72,6 +74,7 @@ def _values(
         "chunk": [settings.chunk_size],
         "seed": [settings.seed],
     }
+    changes = [f"{one.first_chunk}:{one.units}" for one in settings.history[1:]]
     optional: dict[str, tuple[Sequence[object], object]] = {  # with the value that has no row
         "shards": (settings.shuffle_shards, True),
         "within": (settings.shuffle_within_shard, False),
@@ -82,6 +85,7 @@ def _values(
         "passes": ([settings.stop_after_passes], 1),
         "lanes": ([settings.lane_assignment], "permute"),
         "alloc": ([settings.allocation], "incremental"),
+        "history": (changes, None),
         "tokens": ([c.astype("<i8").tobytes() for c in costs], None),
     }
     for code, (given, without) in optional.items():
@@ -107,6 +111,8 @@ def fingerprint(
     """
     values = _values(settings, counts, costs)
     digests = {code: digest_words(1, code, *values[code])[0] for code in values}
+    if settings.history[1:]:  # a length says more than its digest
+        digests["changes"] = np.uint32(len(settings.history) - 1)
     known = [(d, size) for d, size in enumerate(sizes) if size is not None]
     digests["bytes"] = np.uint32(_UNKNOWN)
     if known:

@@ -228,15 +228,15 @@ def _windows(
     A run that ends is one stretch where it holds few passes as a whole. An endless run is cut into
     stretches that grow, for as long as the caller asks for places.
     """
-    if stop is None and eras.steps.endless:
+    if stop is None and eras.endless:
         stop, size = MAX_INDEX // eras.steps.rules.chunk_size, _CHUNKS
     else:
         stop = _end(eras) if stop is None else stop
         size = max(1, stop - first)
     most = min(_PASSES, max(1, _MOST // order.counts.size))
     low = eras.seek(first)
-    # A component that left the mixture, or has no weight, is never drawn from again.
-    while low.chunk_index < stop and low.era.active[component]:
+    # A component that left the mixture, or has no weight any more, is never drawn from again.
+    while low.chunk_index < stop and eras.steps.may_draw(low)[component]:
         high = eras.seek(min(low.chunk_index + size, stop))
         passes = int(high.drawn[component] - low.drawn[component]) // order.total
         if high.chunk_index == low.chunk_index:

@@ -6,32 +6,34 @@ with everything that its quotas follow from. `eras` finds positions by chunk ind
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
 
-from zephon_jax._arrays import MAX_INDEX
 from zephon_jax.kernels import quota
 from zephon_jax.kernels.virtual_time import Cost
 from zephon_jax.mixture.allocation import Allocation, CarriedQuotas, Rows, VirtualTimeQuotas
+from zephon_jax.mixture.history import (
+    FAR,
+    FINE_UNIT,
+    UNCAPPED,
+    Weighing,
+    carry_over,
+    split_carry,
+)
 
-__all__ = ["FAR", "UNCAPPED", "Era", "ExhaustionRules", "Position", "Steps"]
-
-UNCAPPED = -1
-FAR = MAX_INDEX  # more than anything counted here
+__all__ = ["Era", "ExhaustionRules", "Position", "Steps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExhaustionRules:
     """What decides when components leave and runs end. Arrays are (k,), in component order."""
 
-    fractions: tuple[Fraction, ...]  # original shares, 0 for components that are not active
-    weighted: np.ndarray  # bool, the share is positive
+    weighings: tuple[Weighing, ...]  # the weights of the run, in ascending order of their chunks
     totals: np.ndarray  # int64, samples in a pass
-    caps: np.ndarray  # int64, samples after which the run ends, or UNCAPPED
     leaves: np.ndarray  # bool, the component leaves the mixture after one pass
     passes: int | None  # the run ends when all active components have had so many
     chunk_size: int  # samples
@@ -43,8 +45,9 @@ class Era(NamedTuple):
     """Consecutive chunks whose quotas follow one allocation."""
 
     first_chunk: int
-    fractions: tuple[Fraction, ...]  # shares of the mixture, of components that left too
-    base: np.ndarray  # int64 (k,), samples drawn before the era
+    weighing: Weighing  # the weights of the mixture, of components that left too
+    anchor: int  # the chunk that the allocation counts from: the first, or where a run was resumed
+    base: np.ndarray  # int64 (k,), samples drawn before the anchor
     active: np.ndarray  # bool (k,), components that are drawn from
     allocation: Allocation | None  # None where no component is active
 
@@ -63,7 +66,9 @@ class Steps:
     """The steps of a run. Immutable but for the allocations that it remembers."""
 
     rules: ExhaustionRules
-    _allocations: dict[bytes, Allocation] = field(default_factory=dict[bytes, Allocation])
+    _allocations: dict[tuple[int, bytes, bytes], Allocation] = field(
+        default_factory=dict[tuple[int, bytes, bytes], Allocation]
+    )
     _first: Position | None = None
 
     def start(self) -> Position:
@@ -72,66 +77,83 @@ class Steps:
             self._first = self.open(0, np.zeros_like(self.rules.totals))
         return self._first
 
-    def _era(self, first_chunk: int, active: np.ndarray, base: np.ndarray) -> Era:
-        fractions = self.rules.fractions
-        allocation = self._allocation(fractions, active, base) if active.any() else None
-        return Era(first_chunk, fractions, base, active, allocation)
+    def weighing_at(self, chunk_index: int) -> Weighing:
+        """The weights that hold at a chunk."""
+        weighings = self.rules.weighings
+        place = bisect.bisect_right(weighings, chunk_index, key=lambda one: one.first_chunk)
+        return weighings[place - 1]
 
-    def _allocation(
-        self, fractions: Sequence[Fraction], active: np.ndarray, base: np.ndarray
-    ) -> Allocation:
-        """The quotas of the active components, from an era's first chunk on."""
+    def _allocation(self, weighing: Weighing, active: np.ndarray, base: np.ndarray) -> Allocation:
+        """The quotas of the active components where all carries are zero."""
         rules = self.rules
         # What a draw costs depends on its place in its dataset; a carry knows nothing of that.
-        name = active.tobytes() + (base.tobytes() if rules.costs is not None else b"")
-        if name not in self._allocations:
-            shares = zip(fractions, active, strict=True)
-            weights = [share if on else Fraction(0) for share, on in shares]
+        known = weighing.first_chunk, active.tobytes(), base.tobytes() if rules.costs else b""
+        if known not in self._allocations:
+            units = _units(weighing, active)
             if rules.costs is not None:
-                made = VirtualTimeQuotas(weights, rules.chunk_size, rules.costs, base)
+                made = VirtualTimeQuotas(units, rules.chunk_size, rules.costs, base)
             else:
                 make = quota.fixed_shares_of if rules.fixed else quota.shares_of
-                made = CarriedQuotas(make(weights, rules.chunk_size))
-            self._allocations[name] = made
-        return self._allocations[name]
+                made = CarriedQuotas(make(units, rules.chunk_size))
+            self._allocations[known] = made
+        return self._allocations[known]
 
-    def _active(self, drawn: np.ndarray) -> np.ndarray:
-        rules = self.rules
-        return rules.weighted & ~(rules.leaves & (drawn >= rules.totals))
+    def _fine_shares(self, weighing: Weighing, active: np.ndarray) -> quota.Shares:
+        """The shares of the active components after a change, to which carries are taken over."""
+        shares = quota.shares_of(_units(weighing, active), self.rules.chunk_size)
+        return quota.finer(shares, max(1, FINE_UNIT // int(shares.unit)))
+
+    def _active(self, weighing: Weighing, drawn: np.ndarray) -> np.ndarray:
+        return weighing.weighted & ~(self.rules.leaves & (drawn >= weighing.first_pass))
 
     def open(self, chunk_index: int, drawn: np.ndarray) -> Position:
-        """The position at which an era begins: all carries are zero."""
-        era = self._era(chunk_index, self._active(drawn), drawn)
+        """The position at which an era begins and all carries are zero."""
+        weighing = self.weighing_at(chunk_index)
+        active = self._active(weighing, drawn)
+        allocation = self._allocation(weighing, active, drawn) if active.any() else None
+        era = Era(chunk_index, weighing, chunk_index, drawn, active, allocation)
         size = 0 if self.rules.costs is not None else drawn.size
         return Position(chunk_index, era, np.zeros(size, dtype=np.int32), drawn)
 
-    @property
-    def endless(self) -> bool:
-        """True where the run has no end."""
-        rules, active = self.rules, self.start().era.active
-        if rules.passes is not None or (active & (rules.caps != UNCAPPED)).any():
-            return False
-        return bool((active & ~rules.leaves).any())
+    def changed(self, position: Position) -> Position:
+        """The position at a change of the weights, to which an era has come: carries go on."""
+        chunk_index, before, carry, drawn = position
+        weighing = self.weighing_at(chunk_index)
+        active = self._active(weighing, drawn)
+        if self.rules.fixed or not active.any():  # nothing is carried
+            return self.open(chunk_index, drawn)
+        shares, old = self._fine_shares(weighing, active), before.allocation
+        assert isinstance(old, CarriedQuotas)  # virtual time has one entry
+        start = carry_over(carry, int(old.shares.unit), int(shares.unit), active)
+        allocation = CarriedQuotas(shares, start)
+        era = Era(chunk_index, weighing, chunk_index, drawn, active, allocation)
+        return Position(chunk_index, era, allocation.init_carry(), drawn)
 
     def at(self, position: Position, num_chunks: int) -> Position:
-        """The position after `num_chunks` of the era, as if nothing ended before."""
+        """The position so many chunks after the era's anchor, as if nothing ended before."""
         era = position.era
         assert era.allocation is not None
         carry = era.allocation.advance(
-            position.carry, position.chunk_index - era.first_chunk, num_chunks
+            position.carry, position.chunk_index - era.anchor, num_chunks
         )
         drawn = era.base + era.allocation.drawn_at(num_chunks, carry)
-        return Position(era.first_chunk + num_chunks, era, carry, drawn)
+        return Position(era.anchor + num_chunks, era, carry, drawn)
 
     # The rules of exhaustion, each for one chunk or for many: arrays (k,) or (n, k).
 
     def leaving(self, era: Era, drawn: np.ndarray) -> np.ndarray:
         """Active components that leave the mixture, of which all samples are drawn: bool."""
-        return era.active & self.rules.leaves & (drawn >= self.rules.totals)
+        return era.active & self.rules.leaves & (drawn >= era.weighing.first_pass)
+
+    def may_draw(self, position: Position) -> np.ndarray:
+        """Components that may be drawn from at a position or after it: bool (k,)."""
+        weighing = position.era.weighing
+        gone = self.rules.leaves & (position.drawn >= weighing.first_pass)
+        return weighing.awaited & ~gone
 
     def capped(self, era: Era) -> np.ndarray:
         """The components that end the run where they cannot give enough: bool (k,)."""
-        return era.active & (self.rules.caps != UNCAPPED)
+        return era.active & (era.weighing.caps != UNCAPPED)
 
     def ending(self, era: Era, drawn: np.ndarray, quotas: np.ndarray) -> np.ndarray:
         """Components because of which the run ends before a chunk: bool.
@@ -143,10 +165,9 @@ class Steps:
           drawn: int64, samples drawn before it.
           quotas: int, samples that it asks of each component.
         """
-        rules = self.rules
-        if rules.passes is not None:
-            return ~era.active | (drawn >= rules.passes * rules.totals)
-        return self.capped(era) & (drawn + quotas > rules.caps)
+        if self.rules.passes is not None:
+            return ~era.weighing.awaited | (drawn >= era.weighing.ends)
+        return self.capped(era) & (drawn + quotas > era.weighing.caps)
 
     def ends(self, era: Era, drawn: np.ndarray, quotas: np.ndarray) -> np.ndarray:
         """True where the run ends before a chunk: bool (n,), of one chunk ()."""
@@ -154,17 +175,17 @@ class Steps:
         over = ending.all(axis=-1) if self.rules.passes is not None else ending.any(axis=-1)
         return np.asarray(over)
 
-    def exhausted_rows(self, drawn: np.ndarray) -> np.ndarray:
+    def exhausted_rows(self, era: Era, drawn: np.ndarray) -> np.ndarray:
         """Components of which nothing is left: bool. The end of a run is not looked at."""
-        rules = self.rules
-        ends = np.where(rules.leaves, rules.totals, rules.caps)
-        return rules.weighted & (ends != UNCAPPED) & (drawn >= ends)
+        weighing = era.weighing
+        ends = np.where(self.rules.leaves, weighing.first_pass, weighing.caps)
+        return weighing.weighted & (ends != UNCAPPED) & (drawn >= ends)
 
     def exhausted(self, position: Position) -> np.ndarray:
         """Components that give nothing from a position on: bool (k,)."""
         if self.ended(position):
-            return self.rules.weighted
-        return self.exhausted_rows(position.drawn)
+            return position.era.weighing.weighted
+        return self.exhausted_rows(position.era, position.drawn)
 
     def departed(self, position: Position) -> bool:
         """True when a component has reached its end at or before this chunk boundary."""
@@ -174,7 +195,7 @@ class Steps:
         """The samples that the next chunk asks of each component, int32 (k,), and the carry."""
         era = position.era
         assert era.allocation is not None
-        return era.allocation.step(position.chunk_index - era.first_chunk, position.carry)
+        return era.allocation.step(position.chunk_index - era.anchor, position.carry)
 
     def first_quotas(self) -> np.ndarray:
         """The samples that chunk 0 asks of each component: int32 (k,); 0 where none is active."""
@@ -182,6 +203,11 @@ class Steps:
         if start.era.allocation is None:
             return np.zeros(start.drawn.shape, dtype=np.int32)
         return self._quotas(start)[0]
+
+    def least_quotas(self, weighing: Weighing) -> np.ndarray:
+        """Samples that each chunk asks of each component at least, after a change: int64 (k,)."""
+        shares = quota.shares_of(weighing.units, self.rules.chunk_size)
+        return np.maximum(shares.whole.astype(np.int64) - 1, 0)
 
     def ended(self, position: Position) -> bool:
         """True when the run ends at this chunk boundary, or ended before."""
@@ -219,12 +245,18 @@ class Steps:
           carry: int32 (k,), after it.
         """
         era, rules = position.era, self.rules
-        left = np.where(era.active & rules.leaves, rules.totals - position.drawn, FAR)
-        given = np.minimum(quotas, left)
+        rest = era.weighing.first_pass - position.drawn
+        given = np.minimum(quotas, np.where(era.active & rules.leaves, rest, FAR))
         after = Position(position.chunk_index + 1, era, carry, position.drawn + given)
-        if self.departed(after):
-            after = self.open(after.chunk_index, after.drawn)
-        return given, after
+        return given, self.settled(after)
+
+    def settled(self, position: Position) -> Position:
+        """A position at which an era may end, as that of the era which begins there."""
+        if self.departed(position):
+            return self.open(position.chunk_index, position.drawn)
+        if position.chunk_index == position.era.weighing.end:
+            return self.changed(position)
+        return position
 
     def stretch(
         self, start: Position, num_chunks: int
@@ -242,8 +274,9 @@ class Steps:
         """
         era, nobody = start.era, np.zeros_like(start.era.active)
         assert era.allocation is not None
+        num_chunks = min(num_chunks, era.weighing.end - start.chunk_index)
         quotas, carry = era.allocation.stretch(
-            start.carry, start.chunk_index - era.first_chunk, num_chunks
+            start.carry, start.chunk_index - era.anchor, num_chunks
         )
         quotas = quotas.astype(np.int64)
         drawn = start.drawn + np.concatenate([np.zeros_like(quotas[:1]), np.cumsum(quotas, axis=0)])
@@ -258,7 +291,7 @@ class Steps:
             return quotas[:end], None, over
         chunk_index = start.chunk_index + num_rows
         if not departs.any():
-            return quotas, Position(chunk_index, era, carry, drawn[-1]), nobody
+            return quotas, self.settled(Position(chunk_index, era, carry, drawn[-1])), nobody
         # The chunk in which a component leaves is short where its quota was more than the rest.
         last = Position(chunk_index - 1, era, start.carry, drawn[num_rows - 1])
         given, after = self.given(last, quotas[num_rows - 1], start.carry)
@@ -275,7 +308,8 @@ class Steps:
           Rows with chunks by their index in the run and samples drawn since its start.
         """
         assert era.allocation is not None
-        rows = era.allocation.rows(chunks - era.first_chunk)
+        chunks = chunks[chunks < era.weighing.end]
+        rows = era.allocation.rows(chunks - era.anchor)
         drawn = era.base + rows.drawn
         over = self.leaving(era, drawn).any(axis=-1) | self.ends(era, drawn, rows.quotas)
         num = int(over.argmax()) if over.any() else len(chunks)
@@ -288,20 +322,59 @@ class Steps:
 
         Chunks before the era do not matter.
         """
-        active = self._active(drawn)
-        era = self._era(era_chunk, active, drawn)
-        num_chunks = chunk_index - era_chunk
-        if era.allocation is None:
-            consistent = num_chunks == 0 and not carry.any()
+        weighing = self.weighing_at(chunk_index)
+        active = self._active(weighing, drawn)
+        at_change = weighing.first_chunk > 0 and era_chunk == weighing.first_chunk
+        if not active.any():
+            era = Era(era_chunk, weighing, era_chunk, drawn, active, None)
+            possible = chunk_index == era_chunk and not carry.any()
+        elif at_change and not self.rules.fixed:
+            era, possible = self._resumed(weighing, chunk_index, carry, drawn)
         else:
-            allocation = era.allocation
-            base = drawn - allocation.drawn_at(num_chunks, carry)
-            era = era._replace(base=base)
-            consistent = bool(
-                allocation.is_possible(num_chunks, carry)
-                and (base >= 0).all()
-                and not base[(era_chunk == 0) | ~active & ~self.rules.leaves].any()
-            )
-        # Eras after the first begin when a component leaves, and only then.
-        same = np.array_equal(active, self.start().era.active)
-        return Position(chunk_index, era, carry, drawn), consistent and (era_chunk == 0) == same
+            era, possible = self._described(weighing, chunk_index, era_chunk, carry, drawn)
+        # Without a change of the weights, an era begins when a component leaves, and only then.
+        began = at_change or era_chunk >= weighing.first_chunk
+        if weighing.first_chunk == 0:
+            began = (era_chunk == 0) == np.array_equal(active, self.start().era.active)
+        return Position(chunk_index, era, carry, drawn), possible and began
+
+    def _described(
+        self,
+        weighing: Weighing,
+        chunk_index: int,
+        era_chunk: int,
+        carry: np.ndarray,
+        drawn: np.ndarray,
+    ) -> tuple[Era, bool]:
+        """An era whose first carries are zero, and whether it can come to a carry and counts."""
+        active, num_chunks = self._active(weighing, drawn), chunk_index - era_chunk
+        allocation = self._allocation(weighing, active, drawn)
+        base = drawn - allocation.drawn_at(num_chunks, carry)
+        era = Era(era_chunk, weighing, era_chunk, base, active, allocation)
+        # Who has no weight from chunk 0 on, and did not leave, has not been drawn from.
+        never = ~active & ~self.rules.leaves & (weighing.first_chunk == 0)
+        never |= era_chunk == 0
+        possible = allocation.is_possible(num_chunks, carry) and (base >= 0).all()
+        return era, bool(possible and not base[never].any())
+
+    def _resumed(
+        self, weighing: Weighing, chunk_index: int, carry: np.ndarray, drawn: np.ndarray
+    ) -> tuple[Era, bool]:
+        """An era after a change, which goes on from a carry and counts wherever it began.
+
+        The chunks before are not gone through: what follows from the carry at the change follows
+        from the one that a state holds.
+        """
+        active = self._active(weighing, drawn)
+        start = split_carry(carry, active)
+        allocation = CarriedQuotas(self._fine_shares(weighing, active), start)
+        era = Era(weighing.first_chunk, weighing, chunk_index, drawn, active, allocation)
+        wide, unit = start.carry.astype(np.int64), int(allocation.shares.unit)
+        possible = not carry.sum(dtype=np.int64) and ((wide > -unit) & (wide < 2 * unit)).all()
+        whole = int(drawn.sum()) == chunk_index * self.rules.chunk_size
+        return era, bool(possible and (whole or self.rules.leaves.any()))
+
+
+def _units(weighing: Weighing, active: np.ndarray) -> list[int]:
+    """The weights of the active components, 0 for the others."""
+    return [unit if on else 0 for unit, on in zip(weighing.units, active, strict=True)]

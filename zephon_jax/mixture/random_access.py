@@ -158,7 +158,7 @@ class RandomAccess:
             raise IndexError(f"sample indices must be below 2^62; got {high}.")
         array = array.astype(np.int64, copy=False)
         if low < 0:
-            if self._eras.steps.endless:
+            if self._eras.endless:
                 raise IndexError(f"negative indices need an end to count from; got {low}.")
             array = np.where(array < 0, array + self._eras.num_samples(), array)
             low, high = int(array.min()), int(array.max())

@@ -13,11 +13,13 @@ from zephon_jax.mixture.chunk_counts import ChunkCounter
 from zephon_jax.mixture.chunk_planner import ChunkPlanner
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
+from zephon_jax.mixture.history import UNCAPPED
 from zephon_jax.mixture.lane_chunks import Lane
 from zephon_jax.mixture.lane_states import LaneStates, Standing
-from zephon_jax.mixture.positions import UNCAPPED, Position, Steps
+from zephon_jax.mixture.positions import Position, Steps
 from zephon_jax.mixture.random_access import DatasetOrders, RandomAccess
-from zephon_jax.mixture.settings import MixtureDataset, MixtureSettings, make_rules
+from zephon_jax.mixture.rules import make_rules
+from zephon_jax.mixture.settings import MixtureDataset, MixtureSettings
 from zephon_jax.mixture.state import MAX_LISTED, MixtureState
 from zephon_jax.mixture.token_costs import RunningCost, UnitCost
 from zephon_jax.sources.chunk import WorkChunk
@@ -88,16 +90,22 @@ class MixtureRun:
         return ChunkCounter(self.eras, self._settings.names, self.target_at, costs, bound)
 
     def _check_first_quotas(self) -> None:
-        steps = self.eras.steps
-        rules, quotas = steps.rules, steps.first_quotas()
-        over = (rules.caps != UNCAPPED) & (quotas > rules.caps)
-        for d in np.flatnonzero(over)[:1]:
-            raise ValueError(
-                f"dataset {self._settings.names[d]!r} gives {quotas[d]} samples to the first chunk"
-                f" and has only {rules.caps[d]} to give under exhausted_policy ="
-                f" {self._settings.exhausted_policy[d]!r}. Lower chunk_size = "
-                f"{self._settings.chunk_size} or its weight, or use 'repeat' or 'redistribute'."
-            )
+        """Refuses a run that has to end before the first chunk, or at a change, by its sizes."""
+        steps, settings = self.eras.steps, self._settings
+        capped = steps.rules.weighings[0].caps != UNCAPPED
+        if not capped.any():
+            return
+        for weighing in steps.rules.weighings:
+            first = weighing.first_chunk == 0
+            quotas = steps.first_quotas() if first else steps.least_quotas(weighing)
+            for d in np.flatnonzero(capped & (quotas > weighing.caps))[:1]:
+                where = "the first chunk" if first else f"each chunk from {weighing.first_chunk} on"
+                raise ValueError(
+                    f"dataset {settings.names[d]!r} gives {quotas[d]} samples to {where}"
+                    f" and has only {weighing.caps[d]} to give under exhausted_policy ="
+                    f" {settings.exhausted_policy[d]!r}. Lower chunk_size = "
+                    f"{settings.chunk_size} or its weight, or use 'repeat' or 'redistribute'."
+                )
 
     @functools.cached_property
     def start(self) -> MixtureState:
@@ -143,9 +151,10 @@ class MixtureRun:
         name = (era.first_chunk, era.active.tobytes())
         target = self._targets.get(name)
         if target is None:
-            shares = [f if on else 0 for f, on in zip(era.fractions, era.active, strict=True)]
+            units = era.weighing.units
+            shares = [unit if on else 0 for unit, on in zip(units, era.active, strict=True)]
             total = sum(shares)
             names = self._settings.names
-            target = {n: float(share / total) for n, share in zip(names, shares, strict=True)}
+            target = {n: share / total for n, share in zip(names, shares, strict=True)}
             self._targets.put(name, target)
         return target

@@ -16,9 +16,9 @@ from zephon_jax._text import short
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.kernels import quota
 from zephon_jax.kernels.lanes import ASSIGNMENTS
-from zephon_jax.kernels.virtual_time import Cost
-from zephon_jax.kernels.weights import MixtureSpec, warn_if_moved
-from zephon_jax.mixture.positions import UNCAPPED, ExhaustionRules
+from zephon_jax.kernels.weights import MixtureSpec
+from zephon_jax.mixture.history import History, constant
+from zephon_jax.mixture.schedule import Ramp, Stage, make_schedule
 
 __all__ = [
     "ALLOCATIONS",
@@ -29,7 +29,6 @@ __all__ = [
     "MixtureDataset",
     "MixtureSettings",
     "check_datasets",
-    "make_rules",
     "make_settings",
 ]
 
@@ -65,7 +64,9 @@ class MixtureDataset(Protocol):
 class MixtureArguments:
     """The arguments of a mixture as they were given, but for its datasets."""
 
-    mixture: Mapping[str, Weight]
+    mixture: Mapping[str, Weight] | None = None  # where the weights stay,
+    stages: Sequence[Stage] | None = None  # or a schedule
+    ramp: Ramp | None = None
     chunk_size: int
     seed: int
     shuffle_shards: bool | Mapping[str, bool]
@@ -85,8 +86,9 @@ class MixtureArguments:
                 object.__setattr__(self, name, dict(cast("Mapping[str, object]", value)))
 
     def items(self) -> list[tuple[str, object]]:
-        """The arguments with their names."""
-        return [(one.name, getattr(self, one.name)) for one in fields(self)]
+        """The arguments of the source with their names."""
+        other = ("stages", "ramp") if self.stages is None else ("mixture",)
+        return [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in other]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +96,9 @@ class MixtureSettings:
     """Checked settings. Tuples hold one value a dataset, in the order of the datasets."""
 
     names: tuple[str, ...]
-    fractions: tuple[Fraction, ...]  # shares that sum to 1; 0 declares without drawing
+    fractions: tuple[Fraction, ...]  # first shares, which sum to 1; 0 declares without drawing
+    history: History  # these and all later shares, with the chunks from which on they hold
+    stage_starts: tuple[int, ...]  # the first chunk of each stage
     chunk_size: int  # samples
     seed: int
     shuffle_shards: tuple[bool, ...]
@@ -159,6 +163,7 @@ def _repeats(value: Any, argument: str) -> int | None:
 
 
 def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
+    """The shares of the datasets, which a mixture must name, and no others."""
     spec = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
     missing = [name for name in names if name not in spec]
     if missing:
@@ -209,10 +214,26 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
         return _per_dataset(getattr(given, argument), argument, names, check)
 
     policies, repeats, passes = _exhaustion(given, names)
+    chunk_size = as_int(given.chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE)
+    allocation = _allocation(given.allocation, given.token_estimation)
+    if given.stages is None:
+        fractions = _mixture(given.mixture, names)
+        history, starts = constant(fractions), (0,)
+    else:
+        schedule = make_schedule(
+            given.stages, given.ramp, chunk_size, lambda mixture: _mixture(mixture, names)
+        )
+        history, starts = schedule.history, schedule.starts
+        first = history[0].units
+        fractions = tuple(Fraction(unit, sum(first)) for unit in first)
+        if len(history) > 1:
+            _check_schedulable(allocation, given.token_estimation)
     return MixtureSettings(
         names=tuple(names),
-        fractions=_mixture(given.mixture, names),
-        chunk_size=as_int(given.chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE),
+        fractions=fractions,
+        history=history,
+        stage_starts=starts,
+        chunk_size=chunk_size,
         seed=as_int(given.seed, "seed"),
         shuffle_shards=each("shuffle_shards", _bool),
         shuffle_within_shard=each("shuffle_within_shard", _bool),
@@ -222,7 +243,18 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
         max_repeats=repeats,
         stop_after_passes=passes,
         lane_assignment=_choice(given.lane_assignment, "lane_assignment", ASSIGNMENTS),
-        allocation=_allocation(given.allocation, given.token_estimation),
+        allocation=allocation,
+    )
+
+
+def _check_schedulable(allocation: str, token_estimation: object) -> None:
+    """Refuses schedules by virtual time, whose draws carry nothing over a change of weights."""
+    if allocation != "virtual_time":
+        return
+    given = "token_estimation" if token_estimation is not None else "allocation = 'virtual_time'"
+    raise ValueError(
+        f"weights that change are allocated by carries, and {given} draws by virtual time. Use"
+        " allocation = 'incremental' with weights in samples, or keep the weights as they are."
     )
 
 
@@ -242,88 +274,6 @@ def _allocation(value: Any, token_estimation: Any) -> str:
             " tokens. Leave it out where there is a token_estimation."
         )
     return "virtual_time"
-
-
-def _warn_without_effect(settings: MixtureSettings) -> None:
-    """Warns of settings that cannot change anything."""
-    said: list[str] = []
-    repeating = [policy == "repeat" for policy in settings.exhausted_policy]
-    for name, repeats, can in zip(settings.names, settings.max_repeats, repeating, strict=True):
-        if repeats is not None and not can:
-            said.append(f"max_repeats of {name!r}, whose exhausted_policy is not 'repeat'")
-    both = zip(
-        settings.names, settings.shuffle_block_size, settings.shuffle_within_shard, strict=True
-    )
-    for name, block, within in both:
-        if block == "global" and within:
-            said.append(f"shuffle_within_shard of {name!r}, whose shuffle_block_size is 'global'")
-        elif block == 1:
-            said.append(f"shuffle_block_size = 1 of {name!r}")
-    shuffled = any(settings.shuffle_shards) or any(settings.shuffle_within_shard)
-    shuffled = shuffled or any(block is not None for block in settings.shuffle_block_size)
-    if not all(settings.reshuffle_on_repeat) and not (shuffled and any(repeating)):
-        said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
-    for text in said[:8]:
-        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=6)
-
-
-def _check_sizes(settings: MixtureSettings, totals: np.ndarray) -> None:
-    """Refuses runs whose counts would not fit into 64 bits."""
-    passes = settings.stop_after_passes or 1
-    for name, total, repeats in zip(
-        settings.names, totals.tolist(), settings.max_repeats, strict=True
-    ):
-        times = max(passes, 1 if repeats is None else repeats + 1)
-        if total * times > MAX_COUNT:
-            raise ValueError(
-                f"dataset {name!r} has {total} samples and may be gone through {times} times; the"
-                f" product must be at most 2^60. Lower stop_after_passes or max_repeats."
-            )
-
-
-def make_rules(
-    settings: MixtureSettings, totals: np.ndarray, costs: Sequence[Cost] | None
-) -> ExhaustionRules:
-    """Puts settings and dataset sizes together into the rules of exhaustion.
-
-    Args:
-      settings: Checked settings.
-      totals: int64 (k,), samples in a pass of each dataset.
-      costs: Cost of each dataset's draws, under virtual time.
-
-    Raises:
-      ValueError: If an active dataset has no samples, or can never give its first quota.
-    """
-    _warn_without_effect(settings)
-    warn_if_moved(settings.fractions, settings.names, level=5)
-    _check_sizes(settings, totals)
-    weighted = np.fromiter((share > 0 for share in settings.fractions), dtype=bool)
-    leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
-    caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
-    for d, (policy, repeats) in enumerate(
-        zip(settings.exhausted_policy, settings.max_repeats, strict=True)
-    ):
-        if policy == "stop":
-            caps[d] = totals[d]
-        elif policy == "repeat" and repeats is not None:
-            caps[d] = (repeats + 1) * int(totals[d])
-    empty = np.flatnonzero(weighted & ~leaves & (totals == 0))
-    if empty.size:
-        raise ValueError(
-            f"dataset {settings.names[empty[0]]!r} has no samples; a dataset with a positive weight"
-            " needs some. Give it weight 0, or exhausted_policy 'redistribute'."
-        )
-    return ExhaustionRules(
-        fractions=settings.fractions,
-        weighted=weighted,
-        totals=totals,
-        caps=caps,
-        leaves=leaves,
-        passes=settings.stop_after_passes,
-        chunk_size=settings.chunk_size,
-        fixed=settings.allocation == "fixed",
-        costs=costs,
-    )
 
 
 def check_datasets(datasets: object) -> tuple[MixtureDataset, ...]:

@@ -1,0 +1,168 @@
+"""A mixture source made of arguments: what `StaticMixtureWorkSource` and schedules share."""
+
+from __future__ import annotations
+
+import warnings
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+
+from zephon_jax.data.decoding_costs import warn_of_decoding
+from zephon_jax.data.token_estimation import TokenEstimation
+from zephon_jax.mixture.base import MixtureSource
+from zephon_jax.mixture.dataset_order import block_size
+from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
+from zephon_jax.mixture.lane_states import ratios_of_fields
+from zephon_jax.mixture.run import MixtureRun
+from zephon_jax.mixture.settings import (
+    MixtureArguments,
+    MixtureDataset,
+    check_datasets,
+    make_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from zephon_jax.data.dataset import Dataset
+
+__all__ = ["ConfiguredMixture"]
+
+# Attributes that follow from the arguments.
+_BUILT = ("_datasets", "_arguments", "_settings", "_counts", "_by_id", "_ids", "_run", "unit")
+
+
+class ConfiguredMixture(MixtureSource):
+    """A mixture that keeps its arguments, for pickles and for sources that differ in some."""
+
+    def _build(self, datasets: tuple[MixtureDataset, ...], arguments: MixtureArguments) -> None:
+        """Makes everything that follows from the arguments."""
+        self._datasets, self._arguments = datasets, arguments
+        names = [dataset.name for dataset in datasets]
+        self._settings = make_settings(names, arguments)
+        self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in datasets]
+        self._by_id = MappingProxyType(dict(enumerate(datasets)))
+        self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
+        self.unit = "samples" if self.token_estimation is None else "tokens"
+        self._run = None  # not before all that decides the order is known
+        if not self.requires_token_priming:
+            self._run = MixtureRun(datasets, self._settings, self._counts, self.token_estimation)
+
+    def _decoded(self) -> tuple[Sequence[Any], Sequence[bool], list[int | str], int]:
+        """What says whether reading this order decodes records more than once."""
+        settings = self._settings
+        pairs = zip(settings.shuffle_block_size, self._counts, strict=True)
+        blocks = ["global" if one == "global" else block_size(one, c) for one, c in pairs]
+        return self._datasets, settings.shuffle_within_shard, blocks, settings.chunk_size
+
+    @property
+    def run(self) -> MixtureRun:
+        """Everything that the run's chunks follow from.
+
+        Raises:
+          RuntimeError: If the source has not been primed.
+        """
+        if self._run is None:
+            raise RuntimeError(
+                "this source weighs by tokens and has not been primed. Use the source that"
+                " source.prime() returns, zx.restore(source, data) to go on from a state, or give"
+                " TokenEstimation.from_ratios or TokenEstimation.from_shard_totals."
+            )
+        return self._run
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What a subclass adds travels as it is; the rest follows from the arguments.
+        own = {name: value for name, value in vars(self).items() if name not in _BUILT}
+        return {"datasets": self._datasets, "settings": dict(self._arguments.items()), "own": own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once, where the source was first made
+            self._build(state["datasets"], MixtureArguments(**state["settings"]))
+        vars(self).update(state["own"])
+
+    def __repr__(self) -> str:
+        settings, stages = self._settings, len(self._settings.stage_starts)
+        pairs = zip(settings.names[:8], settings.fractions, strict=False)
+        shares = {name: round(float(share), 6) for name, share in pairs}
+        more = "" if len(settings.names) <= 8 else f" and {len(settings.names) - 8} more"
+        first = "" if stages == 1 else f"{stages} stages from "
+        return (
+            f"{type(self).__name__}({first}{shares}{more}, chunk_size={settings.chunk_size},"
+            f" seed={settings.seed})"
+        )
+
+    @property
+    def token_estimation(self) -> TokenEstimation | None:
+        """What is known of the tokens in the data, where weights are shares of tokens."""
+        return self._arguments.token_estimation
+
+    @property
+    def requires_token_priming(self) -> bool:
+        """True where tokens have to be measured before use: see `prime`."""
+        return self.token_estimation is not None and not self.token_estimation.primed
+
+    def prime(self, **settings: Any) -> Self:
+        """Returns a source that has measured the tokens per byte of its datasets.
+
+        A choice of samples of each dataset, always the same, is read and tokenized.
+        `source.token_estimation.table()` shows what came out. A source that is primed, or does
+        not weigh by tokens, is returned as it is.
+
+        Args:
+          **settings: Passed on to `zephon_jax.data.measure_tokens.measure`: `progress`,
+            `num_threads`, `reader`.
+
+        Raises:
+          ValueError: If a dataset cannot be read or has no tokens, or the tokenizer fails, naming
+            the sample.
+        """
+        estimation = self.token_estimation
+        if estimation is None or estimation.primed:
+            return self
+        from zephon_jax.data.measure_tokens import measure
+
+        datasets = cast("Sequence[Dataset]", self._datasets)  # those that are read have files
+
+        return self.replace(token_estimation=measure(datasets, estimation, **settings))
+
+    def primed_for(self, fields: list[Any]) -> Self:
+        """Returns a source with the ratios that a state was saved with.
+
+        Raises:
+          ValueError: If the state holds none for these datasets, or belongs to a source with other
+            settings, naming them.
+        """
+        estimation = self.token_estimation
+        assert estimation is not None
+        mine = fingerprint(self._settings, self._counts, [], shard_sizes(self._datasets))
+        ratios = ratios_of_fields(fields, mine, len(self._settings.names))
+        measured = estimation.with_ratios(dict(zip(self._settings.names, ratios, strict=True)))
+        return self.replace(token_estimation=measured)
+
+    def with_chunk_size(self, chunk_size: int) -> Self | None:
+        """The same mixture in chunks of another size; None where weights change at some chunks."""
+        if len(self._settings.history) > 1:
+            return None
+        return self.replace(chunk_size=chunk_size)
+
+    def replace(self, **settings: Any) -> Self:
+        """A source with some arguments changed, named as in this class's constructor.
+
+        One of a subclass stays one and keeps what the subclass has added; its own constructor is
+        not called.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> source = zx.StaticMixtureWorkSource([zx.Dataset.from_counts("a", [90])], {"a": 1})
+          >>> source.replace(chunk_size=30).chunk_size_hint()
+          30
+        """
+        made = type(self).__new__(type(self))
+        vars(made).update(self.__getstate__()["own"])
+        arguments = {"datasets": self._datasets, **dict(self._arguments.items()), **settings}
+        datasets = check_datasets(arguments.pop("datasets"))
+        made._build(datasets, MixtureArguments(**arguments))
+        warn_of_decoding(*made._decoded())
+        return made

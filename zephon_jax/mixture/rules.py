@@ -1,0 +1,121 @@
+"""The rules of exhaustion: settings and the sizes of the datasets, put together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+
+from zephon_jax.kernels.virtual_time import Cost
+from zephon_jax.kernels.weights import warn_if_moved
+from zephon_jax.mixture.history import FAR, UNCAPPED, Weighing
+from zephon_jax.mixture.positions import ExhaustionRules
+from zephon_jax.mixture.settings import MAX_COUNT, MixtureSettings
+
+__all__ = ["make_rules"]
+
+
+def _warn_without_effect(settings: MixtureSettings) -> None:
+    """Warns of settings that cannot change anything."""
+    said: list[str] = []
+    repeating = [policy == "repeat" for policy in settings.exhausted_policy]
+    for name, repeats, can in zip(settings.names, settings.max_repeats, repeating, strict=True):
+        if repeats is not None and not can:
+            said.append(f"max_repeats of {name!r}, whose exhausted_policy is not 'repeat'")
+    both = zip(
+        settings.names, settings.shuffle_block_size, settings.shuffle_within_shard, strict=True
+    )
+    for name, block, within in both:
+        if block == "global" and within:
+            said.append(f"shuffle_within_shard of {name!r}, whose shuffle_block_size is 'global'")
+        elif block == 1:
+            said.append(f"shuffle_block_size = 1 of {name!r}")
+    shuffled = any(settings.shuffle_shards) or any(settings.shuffle_within_shard)
+    shuffled = shuffled or any(block is not None for block in settings.shuffle_block_size)
+    if not all(settings.reshuffle_on_repeat) and not (shuffled and any(repeating)):
+        said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
+    for text in said[:8]:
+        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=6)
+
+
+def _check_sizes(settings: MixtureSettings, totals: np.ndarray) -> None:
+    """Refuses runs whose counts would not fit into 64 bits."""
+    passes = settings.stop_after_passes or 1
+    for name, total, repeats in zip(
+        settings.names, totals.tolist(), settings.max_repeats, strict=True
+    ):
+        times = max(passes, 1 if repeats is None else repeats + 1)
+        if total * times > MAX_COUNT:
+            raise ValueError(
+                f"dataset {name!r} has {total} samples and may be gone through {times} times; the"
+                f" product must be at most 2^60. Lower stop_after_passes or max_repeats."
+            )
+
+
+def make_rules(
+    settings: MixtureSettings, totals: np.ndarray, costs: Sequence[Cost] | None
+) -> ExhaustionRules:
+    """Puts settings and dataset sizes together into the rules of exhaustion.
+
+    Args:
+      settings: Checked settings.
+      totals: int64 (k,), samples in a pass of each dataset.
+      costs: Cost of each dataset's draws, under virtual time.
+
+    Raises:
+      ValueError: If an active dataset has no samples, or can never give its first quota.
+    """
+    _warn_without_effect(settings)
+    warn_if_moved(settings.fractions, settings.names, level=5)
+    _check_sizes(settings, totals)
+    leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
+    weighings = _weighings(settings, totals)
+    empty = np.flatnonzero(weighings[0].awaited & ~leaves & (totals == 0))
+    if empty.size:
+        raise ValueError(
+            f"dataset {settings.names[empty[0]]!r} has no samples; a dataset with a positive weight"
+            " needs some. Give it weight 0, or exhausted_policy 'redistribute'."
+        )
+    return ExhaustionRules(
+        weighings=weighings,
+        totals=totals,
+        leaves=leaves,
+        passes=settings.stop_after_passes,
+        chunk_size=settings.chunk_size,
+        fixed=settings.allocation == "fixed",
+        costs=costs,
+    )
+
+
+def _weighings(settings: MixtureSettings, totals: np.ndarray) -> tuple[Weighing, ...]:
+    """The entries of the history, with what the policies make of them."""
+    caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
+    for d, (policy, repeats) in enumerate(
+        zip(settings.exhausted_policy, settings.max_repeats, strict=True)
+    ):
+        if policy == "stop":
+            caps[d] = totals[d]
+        elif policy == "repeat" and repeats is not None:
+            caps[d] = (repeats + 1) * int(totals[d])
+    ends = (settings.stop_after_passes or 1) * totals
+    found: list[Weighing] = []
+    end, awaited = FAR, np.zeros(totals.shape, dtype=bool)
+    for entry in reversed(settings.history):
+        weighted = np.fromiter((unit > 0 for unit in entry.units), dtype=bool)
+        if (weighted & ~awaited).any():
+            awaited = awaited | weighted
+        found.append(
+            Weighing(
+                first_chunk=entry.first_chunk,
+                end=end,
+                units=entry.units,
+                weighted=weighted,
+                awaited=awaited,
+                first_pass=totals,
+                caps=caps,
+                ends=ends,
+            )
+        )
+        end = entry.first_chunk
+    return tuple(reversed(found))
