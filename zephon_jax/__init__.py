@@ -10,6 +10,7 @@ from zephon_jax.analysis.audit import Audit, audit
 from zephon_jax.analysis.diff import OrderDifference, diff
 from zephon_jax.analysis.simulate import simulate
 from zephon_jax.analysis.simulation import Simulation
+from zephon_jax.data.bad_records import BadRecord, bad_records
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.measure_tokens import TokenEstimation, count_shard_tokens
 from zephon_jax.kernels import lanes, lattice, permutation, quota, swrr, virtual_time
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
     from zephon_jax.pipelines.map_dataset import MixtureMapDataset
     from zephon_jax.pipelines.mark_exhausted import mark_exhausted
     from zephon_jax.pipelines.packing import component_tokens, pack
+    from zephon_jax.pipelines.skipped_records import skipped_records
     from zephon_jax.pipelines.tokenize import tokenize
     from zephon_jax.sources import testing
 
 __all__ = [
     "Audit",
+    "BadRecord",
     "Dataset",
     "ElasticIterDataset",
     "EnsureMixtureIterDataset",
@@ -70,6 +73,7 @@ __all__ = [
     "WorkChunk",
     "WorkSource",
     "audit",
+    "bad_records",
     "component_tokens",
     "concatenate",
     "count_shard_tokens",
@@ -95,6 +99,7 @@ __all__ = [
     "samples",
     "save_checkpoint",
     "simulate",
+    "skipped_records",
     "skip",
     "swrr",
     "synchronized",
@@ -126,6 +131,7 @@ _ON_GRAIN = {  # name: the module that has it
     "map_batch": "pipelines.map_batch",
     "mark_exhausted": "pipelines.mark_exhausted",
     "to_global": "elastic.global_batch",
+    "skipped_records": "pipelines.skipped_records",
     "tokenize": "pipelines.tokenize",
 }
 _MODULES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
+from zephon_jax.data.bad_records import OnBadRecord, check_policy
 from zephon_jax.data.cache.stager import Shard
 from zephon_jax.data.dataset_arguments import (
     RowGroups,
@@ -58,12 +59,17 @@ class Dataset:
     shard_counts: np.ndarray
     # Where the shards are.
     store: ShardStore = field(default_factory=CountedShards)
+    # What is done about records that cannot be read.
+    on_bad_record: OnBadRecord = "raise"
+    # Bad records that a lane leaves out before it raises; None for no bound.
+    max_bad_records: int | None = None
 
     def __post_init__(self) -> None:
+        check_policy(self.name, self.on_bad_record, self.max_bad_records)
         object.__setattr__(self, "shard_counts", frozen_counts(self.name, self.shard_counts))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {field: getattr(self, field) for field in ("name", "shard_counts", "store")}
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -201,7 +207,7 @@ class Dataset:
                 format=self.format,
                 staged=self.store.staged,
             )
-            return Dataset(name, rule.counts, store)
+            return replace(self, name=name, shard_counts=rule.counts, store=store)
         given = self.shard_bytes
         shared = None if given is None else rule.share_bytes(given, self.shard_counts)
         return Dataset(name, rule.counts, CountedShards(shared))
@@ -235,7 +241,14 @@ class Dataset:
         return cls(name, counts, CountedShards(num_bytes))
 
     @classmethod
-    def from_source(cls, name: str, source: RandomAccess, shard_size: int | None = None) -> Dataset:
+    def from_source(
+        cls,
+        name: str,
+        source: RandomAccess,
+        shard_size: int | None = None,
+        on_bad_record: OnBadRecord = "raise",
+        max_bad_records: int | None = None,
+    ) -> Dataset:
         """Wraps an object with `__len__` and `__getitem__`.
 
         A list, a Hugging Face dataset, a TFDS data source, a Bagz reader. Where it has
@@ -245,6 +258,8 @@ class Dataset:
           name: What the mixture calls it.
           source: The object. It is pickled with the dataset.
           shard_size: Samples to a shard, so that there are shards to shuffle. None for one shard.
+          on_bad_record: As for `from_path`.
+          max_bad_records: As for `from_path`.
 
         Raises:
           TypeError: If the object has not the two methods, or is text or a mapping, or if
@@ -276,7 +291,8 @@ class Dataset:
         starts = np.arange(0, max(1, total), size)
         kind = f"{type(source).__module__}.{type(source).__qualname__}"
         store = SourceShards(source, f"<{kind} at {id(source):#x}>")
-        return cls(name, np.minimum(total - starts, size), store)
+        counts = np.minimum(total - starts, size)
+        return cls(name, counts, store, on_bad_record, max_bad_records)
 
     @classmethod
     def from_path(
@@ -288,6 +304,8 @@ class Dataset:
         columns: Sequence[str] | None = None,
         counts: Sequence[int] | np.ndarray | None = None,
         row_groups: RowGroups = "files",
+        on_bad_record: OnBadRecord = "raise",
+        max_bad_records: int | None = None,
     ) -> Dataset:
         """Finds the shards of a dataset and counts their samples.
 
@@ -305,6 +323,11 @@ class Dataset:
           row_groups: "shards" makes each row group of a Parquet file a shard of its own, so that
             shuffles of shards, and within shards, stay inside groups that are decoded once.
             "files", the default, makes each file one shard.
+          on_bad_record: What is done about a record that cannot be read, such as a line that is no
+            JSON: "raise" an error in its place, "skip" it, or a function of a `BadRecord` that
+            returns the record to take, None to skip it. The order of all others stays.
+          max_bad_records: Bad records that a lane leaves out or replaces before it raises; None
+            for no bound.
 
         Raises:
           FileNotFoundError: If a path does not exist.
@@ -312,6 +335,7 @@ class Dataset:
             different columns, or a shard is broken. The error names the dataset and the shard.
         """
         name = checked_name(name)
+        check_policy(name, on_bad_record, max_bad_records)
         files, fmt = find_shards(name, path, format, storage_options)
         chosen = None if columns is None else checked_columns(name, columns, fmt.name)
         by_group = checked_row_groups(name, row_groups, fmt.name, counts is not None)
@@ -341,7 +365,7 @@ class Dataset:
             added_columns=added,
             **_known(facts or [], chosen),
         )
-        dataset = cls(name, checked, store)
+        dataset = cls(name, checked, store, on_bad_record, max_bad_records)
         return dataset._by_row_groups([one["rows"] for one in facts or ()]) if by_group else dataset
 
     def _by_row_groups(self, rows: Sequence[Sequence[int]]) -> Dataset:
@@ -366,7 +390,7 @@ class Dataset:
             staged=self.store.staged,
             row_groups=True,
         )
-        return Dataset(self.name, rule.counts, store)
+        return replace(self, shard_counts=rule.counts, store=store)
 
 
 def _known(facts: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> dict[str, Any]:

@@ -186,10 +186,11 @@ def _sample(
     tokenizer: Callable[[Any], Any],
     field: str | None,
 ) -> _Sampled:
-    ids = np.insert(places, 0, dataset_id, axis=1)
-    records = reader.read({dataset_id: dataset}, ids)
-    tokens = count_records(tokenizer, field, dataset, ids, records)
     shard_id = int(places[0, 0])
+    ids = np.insert(places, 0, dataset_id, axis=1)
+    ids, records = reader.read_good({dataset_id: dataset}, ids)
+    places = ids[:, 1:]
+    tokens = count_records(tokenizer, field, dataset, ids, records)
     physical, physical_id, indices = dataset.resolve(shard_id, places[:, 1])
     shard = (physical.name, physical_id)
     if isinstance(physical.store, SourceShards):
@@ -298,8 +299,8 @@ def count_shard_tokens(
         ids = np.stack(np.broadcast_arrays(d, shard_id, indices), axis=1)
         total = 0
         for a, b in reader.windows({d: dataset}, ids):
-            records = reader.read({d: dataset}, ids[a:b])
-            total += int(count_records(counter, field, dataset, ids[a:b], records).sum())
+            found, records = reader.read_good({d: dataset}, ids[a:b])
+            total += int(count_records(counter, field, dataset, found, records).sum())
         return total
 
     totals = [np.zeros(dataset.num_shards, dtype=np.int64) for dataset in datasets]

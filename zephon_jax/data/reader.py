@@ -16,13 +16,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zephon_jax._process import PerProcess, from_environment
+from zephon_jax.data.bad_records import BadRecord, Unreadable, isolate
 from zephon_jax.data.cache.decoded import BlockUse, decoded_blocks
 from zephon_jax.data.cache.stager import Shard, Stager, default_stager
 from zephon_jax.data.dataset import Dataset
@@ -80,13 +81,17 @@ class Reader:
         """What makes local copies."""
         return self._stager or default_stager()  # The environment may name another folder now.
 
-    def read(self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray) -> list[Any]:
+    def read(
+        self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray, *, marked: bool = False
+    ) -> list[Any]:
         """Returns the records of `sample_ids`, in their order.
 
         Args:
           datasets_by_id: Dataset of each dataset id.
           sample_ids: int64 (n, 3): dataset id, shard id, place in the shard. Any order, repeats
             allowed.
+          marked: Put an `Unreadable` in the place of each record that cannot be read, instead of
+            raising.
 
         Raises:
           ValueError: If a dataset is counts only or unknown, an id is out of range, or a shard
@@ -102,7 +107,7 @@ class Reader:
         records: list[Any] = []
         with self._fetching(datasets_by_id, groups):
             for group in groups:
-                records += self._read_group(datasets_by_id[group.dataset_id], group)
+                records += self._read_group(datasets_by_id[group.dataset_id], group, marked)
         return records if inverse is None else [records[place] for place in inverse.tolist()]
 
     def windows(
@@ -254,33 +259,54 @@ class Reader:
         finally:
             self.stager.plan(owner, ())
 
-    def _read_group(self, dataset: Dataset, group: IdGroup) -> Sequence[Any]:
+    def read_good(
+        self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray
+    ) -> tuple[np.ndarray, list[Any]]:
+        """Reads what can be read, as the datasets say: the ids that are left, and their records.
+
+        Args and Raises are those of `read`; bad records of datasets that leave them out do not
+        raise, and those that are replaced are left out too.
+        """
+        sample_ids = as_ids(sample_ids)
+        if all(dataset.on_bad_record == "raise" for dataset in datasets_by_id.values()):
+            return sample_ids, self.read(datasets_by_id, sample_ids)
+        records = self.read(datasets_by_id, sample_ids, marked=True)
+        bad = np.array([isinstance(record, Unreadable) for record in records], dtype=bool)
+        for place in np.flatnonzero(bad).tolist():
+            if datasets_by_id[int(sample_ids[place, 0])].on_bad_record == "raise":
+                raise records[place].error
+        return sample_ids[~bad], [records[place] for place in np.flatnonzero(~bad).tolist()]
+
+    def _read_group(self, dataset: Dataset, group: IdGroup, marked: bool) -> Sequence[Any]:
         try:
             physical, shard_id, indices = dataset.resolve(group.shard_id, group.indices)
             if physical is dataset:
-                return self._read_shard(dataset, shard_id, indices)
-            # The places of a part are spread over its shard by a permutation of their own.
-            order = np.argsort(indices, kind="stable")
-            found = self._read_shard(physical, shard_id, indices[order])
-            return _put_back(found, order)
+                records = self._read_shard(dataset, shard_id, indices, marked)
+            else:
+                # The places of a part are spread over its shard by a permutation of their own.
+                order = np.argsort(indices, kind="stable")
+                found = self._read_shard(physical, shard_id, indices[order], marked)
+                records = _put_back(found, order)
         except Exception as error:
             raise named_error(error, dataset.describe_shard(group.shard_id)) from error
+        return _with_names(dataset, group, records) if marked else records
 
-    def _read_shard(self, dataset: Dataset, shard_id: int, indices: np.ndarray) -> Sequence[Any]:
+    def _read_shard(
+        self, dataset: Dataset, shard_id: int, indices: np.ndarray, marked: bool
+    ) -> Sequence[Any]:
         store = dataset.store
         if isinstance(store, SourceShards):
             first = int(dataset.shard_counts[:shard_id].sum())
-            records = store.read((indices + first).tolist(), dataset.num_samples)
+
+            def read_source(places: np.ndarray) -> Sequence[Any]:
+                return store.read((places + first).tolist(), dataset.num_samples)
+
+            records = _read_records(read_source, indices, marked)
         else:
             with self._files.get().opened(dataset.shard(shard_id), self._stager) as shard:
-                records = shard.read(indices)
-        if len(records) != len(indices):
-            raise ValueError(
-                f"{len(indices)} records from {int(indices[0])} to {int(indices[-1])} were asked"
-                f" for, and {len(records)} came"
-            )
+                records = _read_records(shard.read, indices, marked)
         if store.files and records and isinstance(records[0], bytes):
-            self._learn(dataset, shard_id, records)
+            self._learn(dataset, shard_id, [one for one in records if isinstance(one, bytes)])
         return records
 
     def _learn(self, dataset: Dataset, shard_id: int, records: Sequence[bytes]) -> None:
@@ -359,6 +385,45 @@ def group_ids(sample_ids: np.ndarray) -> tuple[list[IdGroup], np.ndarray | None]
         if len(part)
     ]
     return groups, inverse
+
+
+def _read_records(
+    read: Callable[[np.ndarray], Sequence[Any]], indices: np.ndarray, marked: bool
+) -> Sequence[Any]:
+    """The records at some places; where they are marked, with errors in the places of bad ones."""
+
+    def read_all(places: np.ndarray) -> Sequence[Any]:
+        records = read(places)
+        if len(records) != len(places):
+            raise ValueError(
+                f"{len(places)} records from {int(places[0])} to {int(places[-1])} were asked"
+                f" for, and {len(records)} came"
+            )
+        return records
+
+    try:
+        return read_all(indices)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if not marked:
+            raise
+        return isolate(read_all, indices, error)
+
+
+def _with_names(dataset: Dataset, group: IdGroup, records: Sequence[Any]) -> Sequence[Any]:
+    """Names the bad ones among records."""
+    if not any(isinstance(record, Exception) for record in records):
+        return records
+    where = dataset.describe_shard(group.shard_id)
+    path = dataset.shards[group.shard_id].path if dataset.shards else None
+    named: list[Any] = []
+    for index, record in zip(group.indices.tolist(), records, strict=True):
+        if isinstance(record, Exception):
+            bad = BadRecord(dataset.name, group.shard_id, index, path, str(record))
+            record = Unreadable(bad, named_error(record, where))
+        named.append(record)
+    return named
 
 
 def _put_back(found: Sequence[Any], order: np.ndarray) -> list[Any]:

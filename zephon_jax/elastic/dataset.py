@@ -109,6 +109,7 @@ class ElasticIterDataset(grain.IterDataset):
         super().__init__()
         check_source(source)
         _check_settings(pipeline, rows_per_sample, timeout)
+        _check_skips(source, rows_per_sample)
         self.num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
         owned = _plain_lanes(self.num_lanes, process_index, process_count)
         self._own(owned, owned)
@@ -306,6 +307,16 @@ def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any) -> None:
         )
     if not 0 < timeout <= threading.TIMEOUT_MAX:
         raise ValueError(f"timeout must be a positive number of seconds; got {short(timeout)}.")
+
+
+def _check_skips(source: WorkSource, rows_per_sample: int | None) -> None:
+    for dataset in source.datasets_by_id.values() if rows_per_sample is not None else ():
+        if getattr(dataset, "on_bad_record", "raise") == "skip":
+            raise ValueError(
+                f"dataset {dataset.name!r} skips bad records, so that lanes differ in length, and"
+                " rows_per_sample = 1 counts on one row for each sample. Give"
+                " rows_per_sample=None, or on_bad_record a function that returns a record."
+            )
 
 
 def _seed_of(source: WorkSource) -> int:

@@ -15,9 +15,11 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._process import DaemonThreads, PerProcess
+from zephon_jax.data.bad_records import Unreadable
 from zephon_jax.data.cache.decoded import decoded_blocks
 from zephon_jax.data.reader import Reader, default_reader
 from zephon_jax.pipelines.lane_lengths import number_of_sample, seek_sample
+from zephon_jax.pipelines.skipped_records import SKIPPED, SkippedRecords, checked_counts
 from zephon_jax.sources.checks import check_lane, draw
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.codec import slot_check
@@ -142,8 +144,9 @@ class LaneIterator(grain.DatasetIterator):
         """The lane it goes through."""
         return self._dataset
 
-    def _go_to(self, state: Any, slot: int) -> None:
+    def _go_to(self, state: Any, slot: int, skipped: Mapping[str, int] | None = None) -> None:
         """Stands before a slot of the chunk after a state; nothing is read yet."""
+        self._skipped = SkippedRecords(self._dataset.source.datasets_by_id.values(), skipped)
         self._state = state
         self._encoded: dict[str, Any] | None = None
         self._windows: Iterator[_Window] | None = None
@@ -156,10 +159,12 @@ class LaneIterator(grain.DatasetIterator):
 
     def __next__(self) -> dict[str, Any]:
         element = next(self._elements, None)
-        if element is None:
+        while element is None:  # A window may have bad records alone.
             self._load()
-            element = next(self._elements)
+            element = next(self._elements, None)
         self._delivered += 1
+        if type(element[0]) is Unreadable:  # The next call goes on behind it.
+            raise element[0].error
         return {"data": element[0], "component_id": element[1], "sample_id": element[2]}
 
     @property
@@ -173,19 +178,48 @@ class LaneIterator(grain.DatasetIterator):
         if loaded is None or (self.limit is not None and self._block(loaded[0]) >= self.limit):
             raise StopIteration
         window, records = loaded
+        self._skipped.pass_on(self._slot)
         if self._state is not window.state:
             self._state, self._encoded = window.state, None
-        self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
         places = window.places.tolist()
-        self._slots, self._delivered = [*places, places[-1] + self._part.step], 0
+        end = places[-1] + self._part.step
+        if Unreadable in set(map(type, records)):
+            kept, records = self._settle(window, records)
+            window = window._replace(
+                component_ids=window.component_ids[kept], sample_ids=window.sample_ids[kept]
+            )
+            places = window.places[kept].tolist()
+        self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
+        self._slots, self._delivered = [*places, end], 0
         self.chunk = window.chunk
         assert self._windows is not None
         self._ahead = _submit(self._read, self._windows)
 
+    def _settle(self, window: _Window, records: list[Any]) -> tuple[list[int], list[Any]]:
+        """The places in a window that are delivered, and their records.
+
+        A record that raises is delivered as what it raises.
+        """
+        by_id, kept, left = self._dataset.source.datasets_by_id, [], []
+        for place, record in enumerate(records):
+            if type(record) is Unreadable:
+                dataset = by_id[int(window.sample_ids[place, 0])]
+                found = self._skipped.settle(dataset, record, int(window.places[place]))
+            else:
+                found = [record]
+            kept += [place] * len(found)
+            left += found
+        return kept, left
+
+    @property
+    def num_skipped(self) -> dict[str, int]:
+        """Bad records before the next element that were left out or replaced, by dataset."""
+        return self._skipped.before(self._slot)
+
     def _look_ahead(self) -> tuple[_Window, list[Any]] | None:
         """The window after the one that is delivered, which stays ahead; None at the end."""
         if self._process != os.getpid():
-            self._go_to(self._state, self._slot)
+            self._go_to(self._state, self._slot, self.num_skipped)
         if self._windows is None:
             self._windows = self._make_windows(self._state, self._slot)
         if self._ahead is None:
@@ -194,7 +228,7 @@ class LaneIterator(grain.DatasetIterator):
             return self._ahead.result()
         except BaseException:
             # Stand where we stood, so that the next call tries the same window again.
-            self._go_to(self._state, self._slot)
+            self._go_to(self._state, self._slot, self.num_skipped)
             raise
 
     def _block(self, window: _Window) -> int:
@@ -224,7 +258,7 @@ class LaneIterator(grain.DatasetIterator):
             if window is None:
                 return None
             by_id = self._dataset.source.datasets_by_id
-            return window, default_reader().read(by_id, window.sample_ids)
+            return window, default_reader().read(by_id, window.sample_ids, marked=True)
 
     def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
         reader, by_id = default_reader(), self._dataset.source.datasets_by_id
@@ -277,7 +311,9 @@ class LaneIterator(grain.DatasetIterator):
         if self._encoded is None:
             self._encoded = state_to_dict(self._state)
         check = slot_check(self._encoded["state"], self._slot)
-        return {**self._encoded, "slot": self._slot, "check": check}
+        skipped = self.num_skipped
+        found = {**self._encoded, "slot": self._slot, "check": check}
+        return {**found, SKIPPED: skipped} if skipped else found
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a place that `get_state` described. On an error nothing has changed.
@@ -292,7 +328,7 @@ class LaneIterator(grain.DatasetIterator):
             raise ValueError(
                 f"not the state of a lane, or damaged: slot = {slot!r} does not fit its check."
             )
-        self._go_to(decoded, slot)
+        self._go_to(decoded, slot, checked_counts(state.get(SKIPPED, {})))
 
     def _set_next_index(self, index: int) -> None:
         """Goes to an element by its number in the lane, by Grain's `set_next_index`."""

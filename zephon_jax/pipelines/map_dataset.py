@@ -11,6 +11,7 @@ import grain
 import numpy as np
 
 from zephon_jax._arrays import as_int
+from zephon_jax.data.bad_records import Unreadable, settle
 from zephon_jax.data.reader import default_reader
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.work_source import WorkSource, check_source
@@ -60,7 +61,8 @@ class MixtureMapDataset(grain.MapDataset):
     Elements are dicts: "data" is the record, "component_id" an int32 and "sample_id" an int64
     array (3,). Element i is the i-th sample of the one-lane run. An index past the length belongs
     to epoch `index // len`, which has as many samples of each dataset in another order. Batches
-    of indices are read shard by shard.
+    of indices are read shard by shard. An element whose record is bad is None where its dataset
+    skips such records; Grain's own filters leave the same behind.
 
     Args:
       source: A source that supports indexing and ends.
@@ -155,13 +157,20 @@ class MixtureMapDataset(grain.MapDataset):
         return self._read(ids)
 
     def _read(self, ids: np.ndarray) -> list[dict[str, Any]]:
-        records = default_reader().read(self._source.datasets_by_id, ids)
+        by_id = self._source.datasets_by_id
+        records = default_reader().read(by_id, ids, marked=True)
         components = self._components
         stamped = map(components.__getitem__, ids[:, 0].tolist())
-        return [
+        elements: list[Any] = [
             {"data": record, "component_id": component_id, "sample_id": sample_id}
             for record, component_id, sample_id in zip(records, stamped, ids, strict=True)
         ]
+        if Unreadable in set(map(type, records)):
+            for place, record in enumerate(records):
+                if type(record) is Unreadable:
+                    found = settle(record, by_id[int(ids[place, 0])].on_bad_record)
+                    elements[place] = {**elements[place], "data": found[0]} if found else None
+        return elements
 
     __getitems__ = _getitems
 

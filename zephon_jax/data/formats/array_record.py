@@ -54,7 +54,12 @@ class ArrayRecordShard(OpenShard):
 
     def read(self, indices: np.ndarray) -> Sequence[Any]:
         """Returns the records as `bytes`, with one call for all of them."""
-        return self._reader.read(indices.tolist())
+        reader = self._reader
+        try:
+            return reader.read(indices.tolist())
+        except Exception:
+            self._reader = _open_reader(self._path)  # After an error it reads nothing any more.
+            raise
 
     def measure_bytes(
         self, indices: np.ndarray, records: Sequence[Any], field: str | None
