@@ -88,6 +88,24 @@ def test_index(folder):
     assert "'a' has no files to index" in run("index", "toy.yaml", code=2)
 
 
+@pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
+def test_check(folder, processes):
+    good = folder / "good.jsonl"
+    good.write_text("1\n2\n")
+    found = run("check", good, *processes)
+    assert found == "2 samples in 1 shard: 0 records cannot be read, 0 shards not to its end\n"
+    many = folder / "many"
+    many.mkdir()
+    (many / "0.jsonl").write_text("1\n2\n" + "{bad\n" * 130)
+    (many / "1.jsonl").write_text("3\n")
+    found = run("check", many, *processes, code=1)
+    assert found.startswith("133 samples in 2 shards: 130 records cannot be read, 0 shards")
+    assert f"! dataset '{many}', shard 0 ({many}/0.jsonl): record 2 (line 3) is not valid" in found
+    assert "and 30 more" in found
+    broken = json.loads(run("check", many, *processes, "--json", code=1))
+    assert [(one["shard_id"], one["num_bad"], len(one["bad"])) for one in broken] == [(0, 130, 100)]
+
+
 def test_simulate(folder):
     text = run("simulate", "--config", "run.yaml")
     assert text.startswith("40 chunks, 320 samples, 4 lanes (the run goes on)")

@@ -1,8 +1,8 @@
 """The commands of `zephon-jax`: arguments to calls, and answers in words or as JSON.
 
 Exit codes: 0 where all is well; 1 where the answer is no (`diff`: the orders differ; `audit`:
-something is missing or read twice; `inspect --config`: it is another run's); 2 where a command
-could not do its work.
+something is missing or read twice; `check`: a record cannot be read; `inspect --config`: it is
+another run's); 2 where a command could not do its work.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.cli.output import answer, bar, careful, size
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
 from zephon_jax.data.cache.decoded import decoded_blocks
+from zephon_jax.data.check_data import ShardCheck, check_datasets
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
@@ -53,8 +54,9 @@ _config = click.option(
 
 _EPILOG = (
     "Exit codes: 0 all is well; 1 the answer is no (diff: the orders differ; audit: something is"
-    " missing or read twice; inspect --config: it is another run's); 2 the command could not do its"
-    " work. Set ZEPHON_JAX_TRACEBACK=1 to see where an error comes from."
+    " missing or read twice; check: a record cannot be read; inspect --config: it is another"
+    " run's); 2 the command could not do its work. Set ZEPHON_JAX_TRACEBACK=1 to see where an error"
+    " comes from."
 )
 
 
@@ -131,6 +133,44 @@ def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
               f" hold {size(one['decoded_budget'])}"
               for one in facts if "row_groups" in one]  # fmt: skip
     answer(as_json, "\n".join([table(rows), *groups, *empty]), facts)
+
+
+@cli.command()
+@_data
+@_format
+@click.option("--processes", type=click.IntRange(0),
+              help="Processes that read; by default as many as the data is worth.")  # fmt: skip
+@_json
+@careful
+def check(data: tuple[str, ...], format: str | None, processes: int | None, as_json: bool) -> None:
+    """Reads all records once and lists those that cannot be read. Exits with 1 if there are any."""
+    datasets = _datasets(data, format)
+    for dataset in datasets:
+        if not dataset.readable:
+            raise ValueError(f"dataset {dataset.name!r} has no data to read: only its counts.")
+    found: list[ShardCheck] = []
+    total = sum(dataset.num_samples for dataset in datasets)
+    with bar(total, "reading", as_json, "samples") as progress:
+        for one in check_datasets(datasets, processes):
+            found.append(one)
+            progress.update(one.num_samples)
+    broken = [one for one in found if one.num_bad or one.error]
+    lines = [
+        f"{counted(sum(one.num_samples for one in found), 'sample')} in"
+        f" {counted(len(found), 'shard')}: {counted(sum(one.num_bad for one in found), 'record')}"
+        f" cannot be read, {counted(sum(one.error is not None for one in found), 'shard')} not to"
+        " its end"
+    ]
+    for one in broken:
+        where = f"dataset {visible(one.dataset)!r}, shard {one.shard_id} ({one.path})"
+        lines += [f"! {where}: {visible(bad.reason)}" for bad in one.bad]
+        if one.num_bad > len(one.bad):
+            lines.append(f"! {where}: and {one.num_bad - len(one.bad):,} more")
+        if one.error is not None:
+            lines.append(f"! {visible(one.error)}")
+    answer(as_json, "\n".join(lines), broken)
+    if broken:
+        sys.exit(1)
 
 
 @cli.command()

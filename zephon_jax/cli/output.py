@@ -105,10 +105,10 @@ def size(num_bytes: int | None) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-def bar(total: int | None, what: str, quiet: bool) -> tqdm[NoReturn]:
+def bar(total: int | None, what: str, quiet: bool, unit: str = "chunks") -> tqdm[NoReturn]:
     """A bar on a terminal, when it takes longer than a second."""
     from tqdm import tqdm
 
     hidden = True if quiet else None  # None: only on a terminal
-    return tqdm(total=total, desc=what, unit=" chunks", unit_scale=True, delay=1.0, leave=False,
+    return tqdm(total=total, desc=what, unit=f" {unit}", unit_scale=True, delay=1.0, leave=False,
                 disable=hidden)  # fmt: skip

@@ -73,6 +73,7 @@ _DATA = {
     "path": _PATHS, "format": _or_null({"enum": sorted(FORMATS)}),
     "columns": _or_null(_list_of(_TEXT)), "storage_options": _or_null({"type": "object"}),
     "counts": _or_null(_COUNTS), "row_groups": {"enum": list(get_args(RowGroups))},
+    "on_bad_record": {"enum": ["raise", "skip"]}, "max_bad_records": _or_null(_at_least(0)),
 }  # fmt: skip
 _COUNTED = {"counts": _COUNTS, "num_bytes": _or_null(_COUNTS)}
 _KINDS = {"ratios": _number(exclusiveMinimum=0), "shard_totals": _COUNTS}
