@@ -57,6 +57,7 @@ SCHEDULED = scheduled([100, 200], [(zx.samples(90), [1, 0]), (None, [1, 2])], ch
 TOKENS = zx.TokenEstimation.from_shard_totals({"a": [900], "b": [2000]})
 PICKLED = {  # by class
     "Audit": lambda: zx.audit(COUNTED, [state_after(COUNTED, 2)]),
+    "BadRecord": lambda: zx.BadRecord("web", 0, 5, None, "it is no JSON"),
     "Dataset": lambda: zx.Dataset.from_counts("a", [3, 4]),
     "ElasticIterDataset": elastic,
     "EnsureMixtureIterDataset": ensured,
