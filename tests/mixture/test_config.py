@@ -284,6 +284,33 @@ def test_the_template_is_right_and_explains_every_key(tmp_path):
             assert f"{key}:" in TEMPLATE or key in TEMPLATE, key
 
 
+def test_stages(tmp_path):
+    lines = [
+        "datasets: {web: {counts: [90]}, toy: {counts: [30]}}",
+        "chunk_size: 10",
+        "ramp: linear",
+        "stages:",
+        "- {mixture: {web: 1/3, toy: 0}, until: 3, ramp: step}",
+        "- {mixture: {web: 1, toy: 0}, until: 7}",
+        "- {mixture: {web: 1, toy: 1}}",
+    ]
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    source = zx.load_config(tmp_path / "run.yaml")
+    datasets = [zx.Dataset.from_counts("web", [90]), zx.Dataset.from_counts("toy", [30])]
+    made = [
+        zx.Stage(until=3, mixture={"web": 1, "toy": 0}, ramp="step"),
+        zx.Stage(until=7, mixture={"web": 1, "toy": 0}, ramp="linear"),
+        zx.Stage(mixture={"web": 1, "toy": 1}),
+    ]
+    expected = zx.ScheduledMixtureWorkSource(datasets, made, chunk_size=10)
+    assert zx.encode_state(source.seek(5)) == zx.encode_state(expected.seek(5))
+    assert source.boundaries == (0, 3, 7)
+    lines[4] = lines[4].replace("3, ramp", "{samples: 34}, ramp")
+    lines[5] = lines[5].replace("until: 7", "until: {samples: 70}")
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    assert zx.load_config(tmp_path / "run.yaml").boundaries == (0, 3, 7)
+
+
 def test_the_schema_is_plain_json():
     found = schema()
     assert json.loads(json.dumps(found)) == found
@@ -327,11 +354,21 @@ FITTING = {
     ("run", "read", "mode"): ["lattice"], ("run", "read", "seed"): [],
     ("run", "read", "shuffle_within_component"): [],
     ("datasets",): [], ("mixture",): [], ("unknown",): [],
+    ("stages",): [[{"mixture": {"web": 1, "toy": 1, "data": 1}}]], ("ramp",): ["step"],
+}  # fmt: skip
+STAGED = {
+    ("stages",): [[]], ("stages", 0): [], ("stages", 0, "until"): [
+        7, {"samples": 30}, {"samples": -1}, {"samples": 2.5}, {"chunks": 3}, 2**62, 2**63,
+    ],
+    ("stages", 0, "ramp"): ["cosine", "step"], ("stages", 0, "mixture"): [],
+    ("stages", 0, "mixture", "web"): ["1/3", "1/0"], ("stages", 0, "unknown"): [],
+    ("ramp",): ["linear"], ("mixture",): [{"web": 1, "toy": 1, "data": 1}],
 }  # fmt: skip
 # What joins several keys, or names and data: a schema has nothing to say of it.
 ACROSS = (
     "must name every dataset and no other", "must give every dataset a weight",
-    "Give one for each shard", "does not exist",
+    "Give one for each shard", "does not exist", "until is missing", "ascending order",
+    "must have a positive weight", "until must be at most",
 )  # fmt: skip
 
 
@@ -350,7 +387,9 @@ def test_the_schema_and_the_loader_agree(tmp_path, monkeypatch):
     for _ in range(100):
         two = rng.sample(list(FITTING), 2)
         cases.append(tuple((p, rng.choice([*FITTING[p], *ANYTHING])) for p in two))
-    for case in cases:
+    staged = len(cases)
+    cases += [((place, value),) for place in STAGED for value in [*STAGED[place], *ANYTHING[::3]]]
+    for number, case in enumerate(cases):
         raw = {
             "datasets": {
                 "web": {"counts": [5, 5], "num_bytes": [9, 9]},
@@ -358,11 +397,15 @@ def test_the_schema_and_the_loader_agree(tmp_path, monkeypatch):
             },
             "mixture": {"web": 3, "toy": 1, "data": 1}, "chunk_size": 5, "run": {"read": {}},
         }  # fmt: skip
+        if number >= staged:
+            mix = raw.pop("mixture")
+            raw["stages"] = [{"mixture": dict(mix), "until": 4}, {"mixture": mix}]
         for place, value in case:
             inside = raw
             for key in place[:-1]:
-                inside = inside.get(key) if isinstance(inside, dict) else None
-            if isinstance(inside, dict):
+                within = isinstance(inside, (dict, list)) and (key == 0 or key in inside)
+                inside = inside[key] if within else None
+            if isinstance(inside, (dict, list)):
                 inside[place[-1]] = value
         file.write_text(yaml.safe_dump(raw, sort_keys=False))
         try:

@@ -31,7 +31,7 @@ from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.mixture.config_schema import TEMPLATE, schema
-from zephon_jax.mixture.static import StaticMixtureWorkSource
+from zephon_jax.mixture.configured import ConfiguredMixture
 from zephon_jax.sources.chunk_spans import never_ends
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.read_order import check_read_config
@@ -251,7 +251,7 @@ def _run_facts(run: Simulation) -> dict[str, Any]:
 
 def _asked(
     config: str, chunks: int | None, lanes: int | None
-) -> tuple[RunConfig, StaticMixtureWorkSource]:
+) -> tuple[RunConfig, ConfiguredMixture]:
     """A configuration with what the command line says instead, and its source.
 
     Raises:

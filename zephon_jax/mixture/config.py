@@ -22,7 +22,19 @@ from zephon_jax._arrays import as_int
 from zephon_jax._text import short
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.token_estimation import TokenEstimation
-from zephon_jax.mixture.config_schema import DATASET, NUMBER, READ, RUN, TOKENS, TOP, Schema
+from zephon_jax.mixture.config_schema import (
+    DATASET,
+    NUMBER,
+    READ,
+    RUN,
+    STAGE,
+    TOKENS,
+    TOP,
+    UNTIL,
+    Schema,
+)
+from zephon_jax.mixture.schedule import Stage, samples
+from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.read_order import MixtureReadConfig
 
@@ -50,7 +62,7 @@ class RunConfig:
     path: Path
     # Arguments of each dataset, by name.
     datasets: Mapping[str, Mapping[str, Any]]
-    # The other arguments of `StaticMixtureWorkSource`.
+    # The other arguments of `StaticMixtureWorkSource`, or of `ScheduledMixtureWorkSource`.
     settings: Mapping[str, Any]
     # Lanes of the run.
     num_lanes: int = 1
@@ -59,7 +71,7 @@ class RunConfig:
     # How chunks are read; None where the file does not say.
     read: MixtureReadConfig | None = None
 
-    def source(self) -> StaticMixtureWorkSource:
+    def source(self) -> StaticMixtureWorkSource | ScheduledMixtureWorkSource:
         """Finds the data and makes the source.
 
         Raises:
@@ -68,13 +80,17 @@ class RunConfig:
         """
         try:
             datasets = [_dataset(name, entry) for name, entry in self.datasets.items()]
+            if "stages" in self.settings:
+                return ScheduledMixtureWorkSource(datasets, **self.settings)
             return StaticMixtureWorkSource(datasets, **self.settings)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{self.path}: {error}") from error
 
 
-def load_config(path: str | os.PathLike[str]) -> StaticMixtureWorkSource:
-    """Makes the source that a configuration file describes.
+def load_config(
+    path: str | os.PathLike[str],
+) -> StaticMixtureWorkSource | ScheduledMixtureWorkSource:
+    """Makes the source that a configuration file describes: a schedule where it has `stages`.
 
     Args:
       path: A YAML (`.yaml`, `.yml`) or TOML (`.toml`) file. `zephon-jax config` prints one with
@@ -197,14 +213,22 @@ def _loader() -> type[yaml.SafeLoader]:
 
 def _checked(path: Path, raw: object) -> RunConfig:
     top = _mapping(raw, "the file", TOP)
-    for key in ("datasets", "mixture"):
-        if key not in top:
-            raise ValueError(f"the key {key!r} is missing; got {list(top)}.")
+    if "datasets" not in top:
+        raise ValueError(f"the key 'datasets' is missing; got {list(top)}.")
+    if "mixture" not in top and "stages" not in top:
+        raise ValueError(f"the key 'mixture' is missing, or 'stages'; got {list(top)}.")
     datasets = _mapping(top["datasets"], "datasets")
     if not datasets:
         raise ValueError("datasets must name at least one dataset.")
     settings = {key: value for key, value in top.items() if key not in _APART}
-    settings["mixture"] = _numbers(top["mixture"], "mixture")
+    if "stages" in top:
+        if "mixture" in top:
+            raise ValueError("'mixture' and 'stages' exclude each other: each stage has a mixture.")
+        settings["stages"] = _stages(top["stages"])
+    else:
+        if "ramp" in top:
+            raise ValueError("'ramp' goes with 'stages', and there are none.")
+        settings["mixture"] = _numbers(top["mixture"], "mixture")
     if top.get("token_estimation") is not None:
         settings["token_estimation"] = _tokens(top["token_estimation"])
     run = _mapping(top.get("run", {}), "run", RUN)
@@ -232,6 +256,26 @@ def _mapping(raw: object, where: str, known: Schema | None = None) -> Entry:
             hint = f"did you mean {near[0]!r}?" if near else f"known keys are {list(known)}."
             raise ValueError(f"unknown key {key!r} in {where}; {hint}")
     return dict(raw)
+
+
+def _stages(raw: object) -> list[Stage]:
+    if not isinstance(raw, list):
+        raise TypeError(f"stages must be a list of mappings; it is {reprlib.repr(raw)}.")
+    found: list[Stage] = []
+    for n, one in enumerate(raw):
+        where = f"stages[{n}]"
+        entry = _mapping(one, where, STAGE)
+        if "mixture" not in entry:
+            raise ValueError(f"{where}: the key 'mixture' is missing; got {list(entry)}.")
+        until = entry.get("until")
+        if isinstance(until, Mapping):
+            until = _mapping(until, f"{where}.until", UNTIL)
+            if "samples" not in until:
+                raise ValueError(f"{where}.until is empty: give chunks, or 'samples'.")
+            entry["until"] = samples(until["samples"])
+        entry["mixture"] = _numbers(entry["mixture"], f"{where}.mixture")
+        found.append(Stage(**entry))
+    return found
 
 
 def _numbers(raw: object, where: str) -> dict[str, object]:

@@ -8,14 +8,19 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any, get_args
 
+from zephon_jax._arrays import MAX_INDEX
 from zephon_jax.data.dataset_arguments import RowGroups
 from zephon_jax.data.formats import FORMATS
 from zephon_jax.kernels.lanes import ASSIGNMENTS
 from zephon_jax.kernels.quota import MAX_CHUNK_SIZE
+from zephon_jax.mixture.schedule import RAMPS
 from zephon_jax.mixture.settings import ALLOCATIONS, MAX_COUNT, MAX_PASSES, POLICIES
 from zephon_jax.sources.read_order import MODES
 
-__all__ = ["DATASET", "NUMBER", "READ", "RUN", "TEMPLATE", "TOKENS", "TOP", "Schema", "schema"]
+__all__ = [
+    "DATASET", "NUMBER", "READ", "RUN", "STAGE", "TEMPLATE", "TOKENS", "TOP", "UNTIL", "Schema",
+    "schema",
+]  # fmt: skip
 
 TEMPLATE = files("zephon_jax.mixture").joinpath("config_template.yaml").read_text(encoding="utf-8")
 """A configuration with every key explained."""
@@ -89,6 +94,17 @@ READ = {
 }  # fmt: skip
 """Keys of `run.read`."""
 
+_MIXTURE = _by_name(_number(minimum=0))
+
+UNTIL = {"samples": _at_least(0, MAX_INDEX)}
+"""Keys of a stage's `until` that is no number of chunks."""
+
+STAGE = {
+    "mixture": _MIXTURE, "ramp": _or_null({"enum": list(RAMPS)}),
+    "until": _or_null({"anyOf": [_at_least(0), _closed(UNTIL, "samples")]}),
+}  # fmt: skip
+"""Keys of a stage."""
+
 RUN = {
     "num_lanes": _at_least(1), "num_chunks": _or_null(_at_least(0)),
     "read": _or_null(_closed(READ)),
@@ -99,7 +115,9 @@ TOP = {
     "datasets": _by_name(
         {"anyOf": [_PATHS, _closed(_DATA, "path"), _closed(_COUNTED, "counts")]}
     ),
-    "mixture": _by_name(_number(minimum=0)),
+    "mixture": _MIXTURE,
+    "stages": _list_of(_closed(STAGE, "mixture")),
+    "ramp": {"enum": list(RAMPS)},
     "chunk_size": _at_least(1, MAX_CHUNK_SIZE),
     "seed": _WHOLE,
     "shuffle_shards": _each(_FLAG),
@@ -127,5 +145,7 @@ def schema() -> Schema:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A run of zephon_jax",
-        **_closed(TOP, "datasets", "mixture"),
+        **_closed(TOP, "datasets"),
+        "oneOf": [{"required": ["mixture"]}, {"required": ["stages"]}],
+        "dependentRequired": {"ramp": ["stages"]},
     }

@@ -93,7 +93,8 @@ class Eras:
             target = self.steps.at(position, last)
         changes = target.chunk_index == era.weighing.end
         # The run may have ended in an earlier chunk: before the one in which a component leaves.
-        if not crossed or self.steps.capped(era).any():
+        capped = self.steps.capped(era).any()
+        if capped or (self.steps.rules.passes is not None and not crossed):
             # At a change the next weights say whether it ends.
             final = self.steps.at(position, last - 1) if crossed or changes else target
             if self.steps.ended(final):

@@ -48,9 +48,9 @@ History = tuple[Entry, ...]
 """Entries in ascending order of their first chunks; the first one's is 0."""
 
 
-def constant(fractions: Sequence[Fraction]) -> History:
+def constant(weights: Sequence[Fraction]) -> History:
     """The history of weights that stay."""
-    return (Entry(0, tuple(common_units(fractions))),)
+    return (Entry(0, tuple(common_units(weights))),)
 
 
 class Weighing(NamedTuple):

@@ -67,7 +67,8 @@ def make_rules(
       ValueError: If an active dataset has no samples, or can never give its first quota.
     """
     _warn_without_effect(settings)
-    warn_if_moved(settings.fractions, settings.names, level=5)
+    if len(settings.history) == 1:  # stages were looked at one by one
+        warn_if_moved(settings.fractions, settings.names, level=5)
     _check_sizes(settings, totals)
     leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
     weighings = _weighings(settings, totals)

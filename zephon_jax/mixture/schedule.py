@@ -24,13 +24,13 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from zephon_jax._arrays import MAX_INDEX, as_int
 from zephon_jax._text import short
-from zephon_jax.kernels.weights import common_units
+from zephon_jax.kernels.weights import common_units, warn_if_moved
 from zephon_jax.mixture.history import Entry, History
 
 __all__ = ["RAMPS", "Amount", "Ramp", "Schedule", "Stage", "make_schedule", "samples", "tokens"]
 
 Ramp: TypeAlias = Literal["step", "linear", "cosine"]
-Shares: TypeAlias = tuple[Fraction, ...]
+Units: TypeAlias = tuple[int, ...]
 
 RAMPS: tuple[Ramp, ...] = ("step", "linear", "cosine")
 # Parts of a ramp: the weights are within 1/64 of the way from the ideal line, and a far seek goes
@@ -116,13 +116,15 @@ class Stage:
 class Schedule(NamedTuple):
     """What stages come to."""
 
-    fractions: tuple[Shares, ...]  # of each stage
     starts: tuple[int, ...]  # the first chunk of each stage
     history: History
 
 
 def make_schedule(
-    stages: object, ramp: object, chunk_size: int, shares_of: Callable[[object], Shares]
+    stages: object,
+    ramp: object,
+    chunk_size: int,
+    weights_of: Callable[[object], Sequence[Fraction]],
 ) -> Schedule:
     """Checks stages and brings them to a history.
 
@@ -130,7 +132,7 @@ def make_schedule(
       stages: A sequence of `Stage`.
       ramp: How weights go from one to the next where a stage does not say.
       chunk_size: Samples in a chunk.
-      shares_of: Checks a mixture and returns its shares.
+      weights_of: Checks a mixture and returns the weights of all datasets.
 
     Raises:
       TypeError, ValueError: Naming the stage and what is wrong with it.
@@ -152,15 +154,17 @@ def make_schedule(
             f"stages[{len(found) - 1}].ramp = {found[-1].ramp!r} has no stage to go to. Leave it"
             " out of the last stage."
         )
-    fractions = [_shares(n, stage, shares_of) for n, stage in enumerate(found)]
+    units: list[Units] = []
+    for n, stage in enumerate(found):
+        units.append(_units(n, stage, weights_of))
     entries: list[Entry] = []
     ends = [*starts[1:], None]
     for n, (start, end, how) in enumerate(zip(starts, ends, ramps, strict=True)):
         if end is None or how == "step":
-            entries.append(Entry(start, tuple(common_units(fractions[n]))))
+            entries.append(Entry(start, units[n]))
         elif end > start:
-            entries += _ramped(start, end, how, fractions[n], fractions[n + 1])
-    return Schedule(tuple(fractions), tuple(starts), _merged(entries))
+            entries += _ramped(start, end, how, units[n], units[n + 1])
+    return Schedule(tuple(starts), _merged(entries))
 
 
 def _ramp(n: int, stage: Stage, ramp: object) -> Ramp:
@@ -173,11 +177,13 @@ def _ramp(n: int, stage: Stage, ramp: object) -> Ramp:
     return cast("Ramp", value)
 
 
-def _shares(n: int, stage: Stage, shares_of: Callable[[object], Shares]) -> Shares:
+def _units(n: int, stage: Stage, weights_of: Callable[[object], Sequence[Fraction]]) -> Units:
     try:
-        return shares_of(stage.mixture)
+        weights = weights_of(stage.mixture)
     except (TypeError, ValueError) as error:
         raise type(error)(f"stages[{n}]: {error}") from None
+    warn_if_moved(weights, None, level=6)
+    return tuple(common_units(weights))
 
 
 def _starts(stages: Sequence[Stage], chunk_size: int) -> list[int]:
@@ -230,14 +236,13 @@ def _end(n: int, until: object, chunk_size: int) -> tuple[int, str]:
     return as_int(until, f"stages[{n}].until", 0, most), "chunks"
 
 
-def _ramped(start: int, end: int, ramp: Ramp, one: Shares, other: Shares) -> list[Entry]:
+def _ramped(start: int, end: int, ramp: Ramp, one: Units, other: Units) -> list[Entry]:
     """The entries of a ramp from one mixture to another."""
     num_chunks = end - start
     parts = min(_PARTS, 1 << num_chunks.bit_length() - 1)
     whole = 1 << _COSINE_BITS if ramp == "cosine" else parts
-    scale = math.lcm(*(share.denominator for share in (*one, *other)))
-    here = [share.numerator * (scale // share.denominator) for share in one]
-    there = [share.numerator * (scale // share.denominator) for share in other]
+    here = [unit * sum(other) for unit in one]  # the same sum for both
+    there = [unit * sum(one) for unit in other]
     entries: list[Entry] = []
     for part in range(parts):
         moved = _cosine_steps()[part * (_PARTS // parts)] if ramp == "cosine" else part

@@ -162,8 +162,8 @@ def _repeats(value: Any, argument: str) -> int | None:
     return None if value is None else as_int(value, argument, 0, MAX_COUNT)
 
 
-def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
-    """The shares of the datasets, which a mixture must name, and no others."""
+def _weights(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
+    """The weights of the datasets, which a mixture must name, and no others."""
     spec = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
     missing = [name for name in names if name not in spec]
     if missing:
@@ -174,8 +174,7 @@ def _mixture(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
     unknown = sorted(set(spec) - set(names))
     if unknown:
         raise ValueError(f"mixture names {unknown}, and the datasets are {list(names)}.")
-    fractions = spec.fractions()
-    return tuple(fractions[name] for name in names)
+    return tuple(spec[name] for name in names)
 
 
 def _exhaustion(
@@ -217,20 +216,17 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
     chunk_size = as_int(given.chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE)
     allocation = _allocation(given.allocation, given.token_estimation)
     if given.stages is None:
-        fractions = _mixture(given.mixture, names)
-        history, starts = constant(fractions), (0,)
+        history, starts = constant(_weights(given.mixture, names)), (0,)
     else:
-        schedule = make_schedule(
-            given.stages, given.ramp, chunk_size, lambda mixture: _mixture(mixture, names)
+        starts, history = make_schedule(
+            given.stages, given.ramp, chunk_size, lambda mixture: _weights(mixture, names)
         )
-        history, starts = schedule.history, schedule.starts
-        first = history[0].units
-        fractions = tuple(Fraction(unit, sum(first)) for unit in first)
-        if len(history) > 1:
-            _check_schedulable(allocation, given.token_estimation)
+    first = history[0].units
+    if len(history) > 1:
+        _check_schedulable(allocation, given.token_estimation)
     return MixtureSettings(
         names=tuple(names),
-        fractions=fractions,
+        fractions=tuple(Fraction(unit, sum(first)) for unit in first),
         history=history,
         stage_starts=starts,
         chunk_size=chunk_size,
