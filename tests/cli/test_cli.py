@@ -312,7 +312,7 @@ def test_locate(folder):
 
 def test_config(folder):
     run("config").index("chunk_size: 16384")
-    assert as_json("config")["required"] == ["datasets", "mixture"]
+    assert as_json("config")["required"] == ["datasets"]
     assert run("config", "run.yaml").startswith("run.yaml is right: StaticMixtureWorkSource(")
     (folder / "bad.yaml").write_text("datsets: {}\n")
     assert "did you mean 'datasets'?" in run("config", "bad.yaml", code=2)
