@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from zephon_jax.data.split import SplitRule, split_samples, split_shards
 
 __all__ = ["Dataset"]
 
+DataChanged = Literal["raise", "warn"]
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -63,9 +65,16 @@ class Dataset:
     on_bad_record: OnBadRecord = "raise"
     # Bad records that a lane leaves out before it raises; None for no bound.
     max_bad_records: int | None = None
+    # What is done where a state was saved with other data in the shards.
+    data_changed: DataChanged = "raise"
 
     def __post_init__(self) -> None:
         check_policy(self.name, self.on_bad_record, self.max_bad_records)
+        if self.data_changed not in get_args(DataChanged):
+            raise ValueError(
+                f"dataset {self.name!r}: data_changed must be 'raise' or 'warn'; got"
+                f" {short(self.data_changed)}."
+            )
         object.__setattr__(self, "shard_counts", frozen_counts(self.name, self.shard_counts))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -128,6 +137,19 @@ class Dataset:
         source in memory nobody knows the bytes, and each sample counts as one.
         """
         return self.store.num_bytes(self.shard_counts)
+
+    @property
+    def shard_digests(self) -> np.ndarray | None:
+        """A digest of what is in each shard, int64 (num_shards,); None where not known.
+
+        Counting finds it in Parquet footers and in the places of JSON Lines. It is the same for a
+        copy of the data elsewhere.
+        """
+        store = self.store
+        if isinstance(store, PartShards):
+            digests = store.whole.shard_digests
+            return None if digests is None else digests[store.rule.shard_ids]
+        return None if store.digests is None else np.asarray(store.digests, dtype=np.int64)
 
     def describe_shard(self, shard_id: int) -> str:
         """Names a shard for an error."""
@@ -306,6 +328,7 @@ class Dataset:
         row_groups: RowGroups = "files",
         on_bad_record: OnBadRecord = "raise",
         max_bad_records: int | None = None,
+        data_changed: DataChanged = "raise",
     ) -> Dataset:
         """Finds the shards of a dataset and counts their samples.
 
@@ -328,6 +351,9 @@ class Dataset:
             returns the record to take, None to skip it. The order of all others stays.
           max_bad_records: Bad records that a lane leaves out or replaces before it raises; None
             for no bound.
+          data_changed: "raise" refuses states that were saved while the shards, with the same
+            counts, held other data, as their sizes and the digests of counting tell; "warn" lets
+            them pass.
 
         Raises:
           FileNotFoundError: If a path does not exist.
@@ -365,7 +391,7 @@ class Dataset:
             added_columns=added,
             **_known(facts or [], chosen),
         )
-        dataset = cls(name, checked, store, on_bad_record, max_bad_records)
+        dataset = cls(name, checked, store, on_bad_record, max_bad_records, data_changed)
         return dataset._by_row_groups([one["rows"] for one in facts or ()]) if by_group else dataset
 
     def _by_row_groups(self, rows: Sequence[Sequence[int]]) -> Dataset:

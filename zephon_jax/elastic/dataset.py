@@ -20,6 +20,8 @@ from zephon_jax.elastic.relane import RelanedSource, boundary_of
 from zephon_jax.elastic.row_sharding import row_sharding
 from zephon_jax.elastic.steps import StepRules, constant_rows, rows_at, rows_each
 from zephon_jax.kernels.keys import digest_words
+from zephon_jax.mixture.fingerprint import without_data
+from zephon_jax.mixture.state import MixtureState
 from zephon_jax.pipelines.lane_lengths import ENDLESS, check_even, lane_lengths
 from zephon_jax.sources.checks import draw, first_state
 from zephon_jax.sources.codec import encode_state
@@ -223,8 +225,10 @@ class ElasticIterDataset(grain.IterDataset):
     @functools.cached_property
     def run_id(self) -> str:
         """Names the run: a digest of the source's settings and the number of lanes."""
-        state = encode_state(first_state(self.source, 0, self.num_lanes))
-        return digest_words(2, "run", self.num_lanes, state).tobytes().hex()
+        state = first_state(self.source, 0, self.num_lanes)
+        if isinstance(state, MixtureState):  # What is known of data may grow in a run.
+            state = state._replace(config=without_data(state.config))
+        return digest_words(2, "run", self.num_lanes, encode_state(state)).tobytes().hex()
 
     def padded(self, source: WorkSource) -> ElasticIterDataset:
         """The same lanes over another part of the run, with masked rows up to the last lane's end.

@@ -252,6 +252,9 @@ class ElasticIterator(grain.DatasetIterator):
 
     def _refuse(self, state: Any) -> None:
         LaneRows(self._rules.plan, self.owned_lanes[0]).set_state(state)
+        datasets = self._rules.plan.source.datasets_by_id.values()
+        if any(getattr(dataset, "data_changed", "raise") == "warn" for dataset in datasets):
+            return  # It has warned of what differs.
         raise ValueError("the state belongs to another run: its source has other settings.")
 
     async def save(self, directory: Any) -> Any:

@@ -79,6 +79,7 @@ _DATA = {
     "columns": _or_null(_list_of(_TEXT)), "storage_options": _or_null({"type": "object"}),
     "counts": _or_null(_COUNTS), "row_groups": {"enum": list(get_args(RowGroups))},
     "on_bad_record": {"enum": ["raise", "skip"]}, "max_bad_records": _or_null(_at_least(0)),
+    "data_changed": {"enum": ["raise", "warn"]},
 }  # fmt: skip
 _COUNTED = {"counts": _COUNTS, "num_bytes": _or_null(_COUNTS)}
 _KINDS = {"ratios": _number(exclusiveMinimum=0), "shard_totals": _COUNTS}

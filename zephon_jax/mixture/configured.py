@@ -12,7 +12,7 @@ from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.base import MixtureSource
 from zephon_jax.mixture.dataset_order import block_size
-from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
+from zephon_jax.mixture.fingerprint import fingerprint
 from zephon_jax.mixture.lane_states import ratios_of_fields
 from zephon_jax.mixture.run import MixtureRun
 from zephon_jax.mixture.settings import (
@@ -136,7 +136,7 @@ class ConfiguredMixture(MixtureSource):
         """
         estimation = self.token_estimation
         assert estimation is not None
-        mine = fingerprint(self._settings, self._counts, [], shard_sizes(self._datasets))
+        mine = fingerprint(self._settings, self._counts, [], self._datasets)
         ratios = ratios_of_fields(fields, mine, len(self._settings.names))
         measured = estimation.with_ratios(dict(zip(self._settings.names, ratios, strict=True)))
         return self.replace(token_estimation=measured)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.kernels.keys import digest_words
+from zephon_jax.mixture.changed_data import DATA_CODES, LOCATORS, data_rows
 from zephon_jax.mixture.dataset_order import block_size
 from zephon_jax.mixture.settings import MixtureSettings
 
@@ -24,7 +25,7 @@ __all__ = [
     "differing",
     "fingerprint",
     "named_digests",
-    "shard_sizes",
+    "without_data",
 ]
 
 ORDER_VERSION = 1
@@ -51,6 +52,7 @@ CODES: Mapping[str, str] = {
     "lanes": "lane_assignment",
     "alloc": "allocation",
     "tokens": "token_estimation",
+    **DATA_CODES,
 }
 """What each code stands for, in the order in which differences are told."""
 
@@ -98,7 +100,7 @@ def fingerprint(
     settings: MixtureSettings,
     counts: Sequence[np.ndarray],
     costs: Sequence[np.ndarray],
-    sizes: Sequence[np.ndarray | None],
+    datasets: Sequence[Any],
 ) -> np.ndarray:
     """The fingerprint of a source: uint32 (c, 3), read-only.
 
@@ -106,18 +108,19 @@ def fingerprint(
       settings: Checked settings.
       counts: Samples of each shard of each dataset, int64 (num_shards,) each.
       costs: What the shards cost, int64 (num_shards,) each, in a mixture of tokens; else empty.
-      sizes: Bytes of each shard of each dataset, int64 (num_shards,) each; None for a dataset
-        that does not know them.
+      datasets: The datasets; what they know of the bytes in their shards is in it.
     """
     values = _values(settings, counts, costs)
     digests = {code: digest_words(1, code, *values[code])[0] for code in values}
     if settings.history[1:]:  # a length says more than its digest
         digests["changes"] = np.uint32(len(settings.history) - 1)
+    sizes = [getattr(dataset, "shard_bytes", None) for dataset in datasets]
     known = [(d, size) for d, size in enumerate(sizes) if size is not None]
     digests["bytes"] = np.uint32(_UNKNOWN)
     if known:
         rows = [item for d, size in known for item in (d, size.astype("<i8").tobytes())]
         digests["bytes"] = np.maximum(digest_words(1, "bytes", *rows)[0], np.uint32(1))
+    digests.update((code, np.uint32(word)) for code, word in data_rows(datasets).items())
     table = np.asarray(
         [[*_letters(code), digests[code]] for code in sorted(digests)], dtype=np.uint32
     )
@@ -153,7 +156,7 @@ def named_digests(table: np.ndarray) -> dict[str, int]:
 
 
 def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
-    """The names whose digests differ, or that only one has; shard bytes only where both know them.
+    """The names whose digests differ, or that only one has; of the data what both know.
 
     Args:
       one: Digests by name, as `named_digests` gives them.
@@ -164,7 +167,10 @@ def differing(one: Mapping[str, int], other: Mapping[str, int]) -> list[str]:
     differ = [name for name in names if one.get(name) != other.get(name)]
     if _UNKNOWN in (one.get("shard bytes", _UNKNOWN), other.get("shard bytes", _UNKNOWN)):
         differ = [name for name in differ if name != "shard bytes"]
-    return differ
+    alike = DATA_CODES["known"]
+    if alike not in one or one.get(alike) != other.get(alike):
+        differ = [name for name in differ if name != "shard contents"]
+    return [name for name in differ if name not in LOCATORS]
 
 
 def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
@@ -184,6 +190,11 @@ def differences(mine: np.ndarray, other: np.ndarray) -> list[str]:
     ]
 
 
-def shard_sizes(datasets: Sequence[Any]) -> list[np.ndarray | None]:
-    """Bytes of each shard of each dataset, int64 (num_shards,); None where one cannot tell."""
-    return [getattr(dataset, "shard_bytes", None) for dataset in datasets]
+def without_data(table: np.ndarray) -> np.ndarray:
+    """A fingerprint without the rows that files add: the same whatever is known of their contents.
+
+    Args:
+      table: uint32 (c, 3).
+    """
+    added = {tuple(_letters(code)) for code in DATA_CODES}
+    return table[[tuple(row[:2]) not in added for row in table.tolist()]]

@@ -9,8 +9,9 @@ import numpy as np
 from zephon_jax._arrays import MAX_INDEX
 from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.data.token_estimation import RATIO_UNIT
+from zephon_jax.mixture.changed_data import ChangedData
 from zephon_jax.mixture.eras import Eras
-from zephon_jax.mixture.fingerprint import differences
+from zephon_jax.mixture.fingerprint import differences, named_digests
 from zephon_jax.mixture.lane_chunks import Lane
 from zephon_jax.mixture.positions import Position
 from zephon_jax.mixture.settings import MixtureSettings
@@ -106,12 +107,19 @@ class LaneStates:
       config: The source's fingerprint, uint32 (c, 3).
       ratios: Tokens per byte of each dataset, int64 (k,) in units of 1 / RATIO_UNIT; (0,) where
         tokens do not matter, where they are known by shard, or above MAX_LISTED datasets.
+      data: Says which data differs.
     """
 
     def __init__(
-        self, eras: Eras, settings: MixtureSettings, config: np.ndarray, ratios: np.ndarray
+        self,
+        eras: Eras,
+        settings: MixtureSettings,
+        config: np.ndarray,
+        ratios: np.ndarray,
+        data: ChangedData,
     ):
         self._eras, self._settings, self._config = eras, settings, config
+        self._data = data
         k = len(settings.names)
         virtual = eras.steps.rules.costs is not None
         self._config_bytes = config.astype("<u4").tobytes()
@@ -202,6 +210,8 @@ class LaneStates:
         """
         if len(fields) != len(self._like) or fields[_CONFIG] != self._config_bytes:
             self.check_config(_words(fields, "config"), _ratio_words(fields))
+            if len(fields) == len(self._like):  # What may differ is from here on as it is here.
+                fields[_CONFIG] = self._config_bytes
 
     def check_config(self, config: np.ndarray, ratios: np.ndarray) -> None:
         """Checks the fingerprint (c, 3) and the ratios (n, 2) of a state.
@@ -210,10 +220,13 @@ class LaneStates:
           ValueError: Naming each thing that differs.
         """
         differs, shown = differences(self._config, config), ""
+        if differs:
+            names = named_digests(self._config), named_digests(config)
+            differs, shown = self._data.explain(differs, *names)
         if not differs:
             return
         if "token_estimation" in differs and "dataset names" not in differs:
-            shown = self._other_tokens(ratios)
+            shown = self._other_tokens(ratios) or shown
         raise _of_another(differs, shown)
 
     def _other_tokens(self, ratios: np.ndarray) -> str:

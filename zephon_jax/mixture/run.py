@@ -9,10 +9,11 @@ import numpy as np
 
 from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.data.token_estimation import TokenEstimation, shard_costs
+from zephon_jax.mixture.changed_data import ChangedData
 from zephon_jax.mixture.chunk_counts import ChunkCounter
 from zephon_jax.mixture.chunk_planner import ChunkPlanner
 from zephon_jax.mixture.eras import Eras
-from zephon_jax.mixture.fingerprint import fingerprint, shard_sizes
+from zephon_jax.mixture.fingerprint import fingerprint
 from zephon_jax.mixture.history import UNCAPPED
 from zephon_jax.mixture.lane_chunks import Lane
 from zephon_jax.mixture.lane_states import LaneStates, Standing
@@ -73,8 +74,8 @@ class MixtureRun:
         totals = np.asarray([int(c.sum()) for c in counts], dtype=np.int64)
         self.eras = Eras(Steps(make_rules(settings, totals, costs)))
         self._check_first_quotas()
-        self.config = fingerprint(settings, counts, shards, shard_sizes(datasets))
-        self.states = LaneStates(self.eras, settings, self.config, ratios)
+        self.config = fingerprint(settings, counts, shards, datasets)
+        self.states = LaneStates(self.eras, settings, self.config, ratios, ChangedData(datasets))
         self.samples = RandomAccess(self.eras, settings, self.orders)
 
     @functools.cached_property
