@@ -22,6 +22,7 @@ from zephon_jax.mixture.schedule import Stage, samples, tokens
 from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource
 from zephon_jax.mixture.state import MixtureState
 from zephon_jax.mixture.static import StaticMixtureWorkSource
+from zephon_jax.mixture.traced import traced
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.combine import concatenate, interleave, skip, take
@@ -108,6 +109,7 @@ __all__ = [
     "to_global",
     "tokenize",
     "tokens",
+    "traced",
     "use_backend",
     "virtual_time",
 ]
@@ -157,6 +159,10 @@ _IN_PICKLES = {
     "SourceShards": "data.shard_store",
     "StatefulSource": "sources.from_stateful",
     "StatefulState": "sources.from_stateful",
+    "LookupKeys": "mixture.traced_lookup",
+    "TracedMixture": "mixture.traced",
+    "TracedState": "mixture.traced",
+    "Weighings": "mixture.traced",
     "SplitRule": "data.split",
     "_Ahead": "pipelines.map_dataset",
     "constant_rows": "elastic.steps",

@@ -37,6 +37,7 @@ __all__ = [
     "make_grids",
     "make_key",
     "permute",
+    "permute_each",
     "permute_rows",
     "round_trip",
 ]
@@ -232,6 +233,53 @@ def invert(index: Array, size: int, key: Array) -> Array:
       True
     """
     return _apply(index, size, key, inverse=True)
+
+
+def permute_each(index: Array, size: Array, key: Array, *, small: bool = True) -> Array:
+    """`permute` in JAX with a size for each element, which may be traced.
+
+    Rounds are a loop here: unrolled, all of a schedule's permutations take many seconds to compile.
+
+    Args:
+      index: Integers (n,), each in [0, its size).
+      size: Integers (n,), 1 to 2^31.
+      key: uint32 (n, 2).
+      small: False where no size is 64 or less.
+
+    Returns:
+      uint32 JAX array (n,).
+    """
+    jax = sys.modules["jax"]
+    xp = jax.numpy
+    index, size = xp.asarray(index).astype(xp.uint32), xp.asarray(size).astype(xp.uint32)
+    key = xp.asarray(key)
+    grid, first, second = _make_grid(xp, size, key, 0), key[:, 0], key[:, 1]
+    pairs = xp.where(size <= _SMALL, np.uint32(_PAIRS_SMALL), np.uint32(PAIRS))
+
+    def round_key(number: Array) -> Array:
+        return mix32(mix32(first + number * np.uint32(_GOLDEN)) ^ second)
+
+    def one_pair(number: Array, halves: tuple[Array, Array]) -> tuple[Array, Array]:
+        left, right = halves
+        number = xp.asarray(number, dtype=xp.uint32)
+        row_key, column_key = round_key(2 * number + 1), round_key(2 * number + 2)
+        moved = left ^ (mix32(right ^ row_key) & grid.mask)
+        lower = right + _scale(mix32(moved ^ column_key), grid.rows, wide=False)
+        lower = xp.minimum(lower, lower - grid.rows)
+        on = number < pairs
+        return xp.where(on, moved, left), xp.where(on, lower, right)
+
+    def again(at: tuple[Array, Array]) -> tuple[Array, Array]:
+        value, inside = at
+        halves = value & grid.mask, value >> grid.shift
+        most = _PAIRS_SMALL if small else PAIRS
+        left, right = jax.lax.fori_loop(0, most, one_pair, halves)
+        value = xp.where(inside, value, (right << grid.shift) | left)
+        return value, value < size
+
+    start = index, xp.zeros(index.shape, dtype=bool)
+    value, _ = jax.lax.while_loop(lambda at: xp.any(~at[1]), again, start)
+    return value ^ xp.where(value < np.uint32(2), grid.flip, np.uint32(0))
 
 
 class Grids(NamedTuple):

@@ -9,7 +9,8 @@ datasets are exhausted and where weights change, `allocation` how many samples a
 `dataset_order` the shuffled order of a dataset, `sample_lookup` which samples given draws are,
 `chunk_planner` a lane's next chunks, `lane_states` positions as states, `fingerprint` what a state
 must share with its source. `random_access` and `locate` answer by index, `relane` goes on with
-another number of lanes, `config` reads settings from a file.
+another number of lanes, `config` reads settings from a file, and `traced` gives the same chunks
+under `jax.jit`.
 
 Imports neither JAX nor Grain at its top level.
 """

@@ -1,0 +1,239 @@
+"""Schedules as JAX functions: the bits of `source.next_chunk`, under jit, scan and vmap."""
+
+from __future__ import annotations
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.helpers import chunks_of, mixture
+from support.sources import CountSource
+
+import zephon_jax as zx
+
+LATTICE = zx.MixtureReadConfig(mode="lattice")
+FAST = {"xla_backend_optimization_level": 0}  # most of the time here is compilation
+
+
+def scanned(order, states, num_chunks):
+    """The next chunks of many states side by side, compiled once: (B, C, n) and (B, C, n, 3)."""
+
+    def step(state, _):
+        component, ids, state = order.next_chunk(state)
+        return state, (component, ids)
+
+    def run(state):
+        return jax.lax.scan(step, state, length=num_chunks)[1]
+
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    compiled = jax.jit(jax.vmap(run)).lower(stacked).compile(compiler_options=FAST)
+    component, ids = compiled(stacked)
+    assert (component.dtype, ids.dtype) == (jnp.int32, jnp.int32)
+    return np.asarray(component), np.asarray(ids)
+
+
+def assert_same_bits(order, variants, *, num_lanes, config=None, most=10**6):
+    """Variants (source, lane) of one traced function against their sources, past the end too."""
+    wanted = [chunks_of(source, lane, num_lanes, limit=most) for source, lane in variants]
+    wanted = [[c for c in chunks if c.chunk_index < order.num_chunks] for chunks in wanted]
+    num_chunks = max(map(len, wanted)) + 1
+    states = [order.init(lane, of=source) for source, lane in variants]
+    component, ids = scanned(order, states, num_chunks)
+    for row, chunks in enumerate(wanted):
+        assert chunks
+        for n, chunk in enumerate(chunks):
+            assert list(chunk.names) == list(order.names)
+            theirs = chunk.order(config)
+            assert np.array_equal(component[row, n], theirs[0]), (row, n)
+            assert np.array_equal(ids[row, n], theirs[1]), (row, n)
+        assert (component[row, len(chunks) :] == -1).all()
+        assert (ids[row, len(chunks) :] == -1).all()
+
+
+def of_all_kinds(chunk_size, **settings):
+    """A mixture with a dataset for each shuffle setting, small ones and large ones."""
+    sizes = {"a": [9, 0, 17, 4], "b": [3], "c": [70, 110], "d": [1] * 30, "e": [200], "f": [0]}
+    return zx.StaticMixtureWorkSource(
+        [zx.Dataset.from_counts(name, counts) for name, counts in sizes.items()],
+        {"a": 5, "b": 1, "c": 3.3, "d": 2, "e": 2, "f": 0},
+        chunk_size=chunk_size,
+        shuffle_within_shard={n: n in "ac" for n in sizes},
+        shuffle_block_size=dict(zip("abcdef", ("auto", None, 64, 7, "global", None), strict=True)),
+        shuffle_shards={n: n != "c" for n in sizes},
+        reshuffle_on_repeat={n: n != "d" for n in sizes},
+        **settings,
+    )
+
+
+def test_seeds_weights_and_lanes_of_one_compiled_function():
+    source = of_all_kinds(29, stop_after_passes=1)
+    weights = dict(zip("abcdef", (1, 4, 1, 0.05, 2, 0), strict=True))
+    variants = [
+        (source, 0), (source, 2), (source.replace(seed=-7), 1), (source.replace(seed=2**70), 2),
+        (source.replace(mixture=weights, seed=3), 0), (source.replace(mixture=weights), 1),
+    ]  # fmt: skip
+    assert_same_bits(zx.traced(source, num_chunks=40, num_lanes=3), variants, num_lanes=3)
+
+
+def test_lattice_fixed_modulo_and_the_end_of_a_run():
+    source = of_all_kinds(
+        16, exhausted_policy={n: "stop" if n == "c" else "repeat" for n in "abcdef"},
+        allocation="fixed", lane_assignment="modulo",
+    )  # fmt: skip
+    order = zx.traced(source, num_lanes=2, read_config=LATTICE)
+    assert order.num_chunks == len([*chunks_of(source)])
+    variants = [(source, 0), (source, 1), (source.replace(seed=5), 1)]
+    assert_same_bits(order, variants, num_lanes=2, config=LATTICE)
+
+
+def scheduled(*boundaries, **settings):
+    """Weights that come and go at some chunks, with a ramp before the last of them."""
+    sizes = {"a": [90, 30], "b": [5], "c": [200]}
+    weights = [(3, 1, 0), (0, 2, 1), (1, 1, 1.3), (0.3, 1, 5), (1, 0, 0)][: len(boundaries) + 1]
+    stages = [
+        zx.Stage(
+            until=until, mixture=dict(zip("abc", w, strict=True)),
+            ramp="linear" if until == boundaries[-1] else None,
+        )
+        for until, w in zip([*boundaries, None], weights, strict=True)
+    ]  # fmt: skip
+    datasets = [zx.Dataset.from_counts(name, counts) for name, counts in sizes.items()]
+    return zx.ScheduledMixtureWorkSource(datasets, stages, exhausted_policy="repeat", **settings)
+
+
+def test_schedules_of_as_many_changes_are_one_compiled_function():
+    source = scheduled(5, 9, 17, chunk_size=11)
+    order = zx.traced(source, num_chunks=30, num_lanes=2)
+    assert len(order.init().weights.unit) > 8  # with the ramp's
+    variants = [
+        (source, 0), (source, 1), (scheduled(2, 10, 18, chunk_size=11, seed=9), 1),
+        (source.replace(seed=4), 0),
+    ]  # fmt: skip
+    assert_same_bits(order, variants, num_lanes=2, most=16)
+    with pytest.raises(ValueError, match="as often as the traced source"):
+        order.init(of=scheduled(3, chunk_size=11))
+
+
+def drawn_source(rng):
+    """A mixture of settings, sizes and weights that may be traced."""
+    k = rng.choice((1, 2, 3, 6, 17))
+    names = [f"d{d}" for d in range(k)]
+    sizes = [
+        [rng.choice((0, 1, 2, 5, 30, 64, 65, 500)) for _ in range(rng.randint(1, 12))] + [3]
+        for _ in names
+    ]
+
+    def each(*choices):
+        return {name: rng.choice(choices) for name in names}
+
+    policy = rng.choice(("passes", "repeat", "stop", "capped"))
+    block = each(None, None, 2, 64, 100, "auto", "global")
+    within = {name: block[name] != "global" and rng.random() < 0.5 for name in names}
+    settings = {
+        "chunk_size": rng.choice((1, 7, 16, 33)),
+        "seed": rng.getrandbits(80),
+        "shuffle_within_shard": within,
+        "shuffle_block_size": block,
+        "shuffle_shards": each(True, True, False),
+        "lane_assignment": rng.choice(("permute", "modulo")),
+    }
+    settings.update({
+        "passes": {"stop_after_passes": rng.randint(1, 3)},
+        "repeat": {"exhausted_policy": "repeat"},
+        "stop": {"exhausted_policy": "stop"},
+        "capped": {"max_repeats": rng.randint(0, 2)},
+    }[policy])  # fmt: skip
+    if policy != "stop" and any(settings["shuffle_shards"].values()):
+        settings["reshuffle_on_repeat"] = each(True, True, False)
+    if settings["chunk_size"] >= k and rng.random() < 0.2:
+        settings["allocation"] = "fixed"
+    weights = [rng.choice((1, 2, 3.7, 0.01, 10)) for _ in names]
+    return mixture(sizes, weights, names=names, **settings)
+
+
+def check_drawn(seed):
+    """Four configurations of one compiled function: seeds, weights and lanes of a drawn source."""
+    rng = random.Random(seed)
+    while True:
+        try:
+            source = drawn_source(rng)
+        except ValueError:  # a dataset that cannot fill its first chunk
+            continue
+        if chunks_of(source, limit=1):
+            break
+    num_lanes = rng.choice((1, 1, 2, 5))
+    config = rng.choice((None, LATTICE))
+    variants = []
+    while len(variants) < 4:
+        names = source.settings.names
+        weights = {name: rng.choice((1, 2, 5)) for name in names}
+        try:
+            other = source.replace(seed=rng.getrandbits(40), mixture=weights)
+        except ValueError:
+            other = source.replace(seed=rng.getrandbits(40))
+        variants.append((other if variants else source, rng.randrange(num_lanes)))
+    lengths = [s.chunk_spans()[-1].num_chunks for s, _ in variants]
+    num_chunks = min([40, *(n for n in lengths if n is not None)])
+    if not num_chunks:
+        return
+    variants = [(s, lane if num_chunks >= num_lanes else 0) for s, lane in variants]
+    order = zx.traced(source, num_chunks=num_chunks, num_lanes=num_lanes, read_config=config)
+    usable = [
+        (other, lane)
+        for other, lane in variants
+        if chunks_of(other, lane, num_lanes, limit=1)[0].chunk_index < num_chunks
+    ]
+    if usable:
+        assert_same_bits(order, usable, num_lanes=num_lanes, config=config, most=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(50))
+def test_drawn_configurations_give_the_same_bits(seed):
+    """Two hundred configurations, four to a compilation."""
+    check_drawn(seed)
+
+
+def test_next_chunk_under_jit_names_what_to_use():
+    source = mixture([40], chunk_size=10)
+    with pytest.raises(TypeError, match=r"zx\.traced\(source, num_chunks=\.\.\.\)"):
+        jax.jit(source.next_chunk)(source.init())
+
+
+def test_what_cannot_be_traced_is_named():
+    source = mixture([40, 30], [2, 1], chunk_size=10)
+    tokens = zx.TokenEstimation.from_ratios({"a": 1, "b": 2})
+    sized = [zx.Dataset.from_counts(n, [40], num_bytes=[900]) for n in "ab"]
+
+    class Own(zx.StaticMixtureWorkSource):
+        def next_chunk(self, state):
+            return super().next_chunk(state)
+
+    own = Own([zx.Dataset.from_counts("a", [40])], {"a": 1}, 10)
+    random_mode = zx.MixtureReadConfig(mode="weighted_random")
+    within = zx.MixtureReadConfig(shuffle_within_component=True)
+    for call, kind, text in (
+        (lambda: zx.traced(CountSource()), TypeError, "StaticMixtureWorkSource"),
+        (lambda: zx.traced(own), TypeError, "on the host alone"),
+        (lambda: zx.traced(source.replace(exhausted_policy="redistribute")), ValueError,
+         r"'redistribute' of \['a', 'b'\] cannot be traced"),
+        (lambda: zx.traced(source.replace(datasets=sized, token_estimation=tokens)), ValueError,
+         "in tokens cannot be traced"),
+        (lambda: zx.traced(source.replace(allocation="virtual_time")), ValueError, "virtual_time"),
+        (lambda: zx.traced(source, read_config=random_mode), ValueError, "weighted_random"),
+        (lambda: zx.traced(source, read_config=within), ValueError, "shuffle_within_component"),
+        (lambda: zx.traced(source.replace(exhausted_policy="repeat")), ValueError, "num_chunks="),
+        (lambda: zx.traced(source, num_chunks=99), ValueError, "at most the 9 chunks"),
+        (lambda: zx.traced(source, num_chunks=0), ValueError, "num_chunks"),
+        (lambda: zx.traced(source.replace(exhausted_policy="repeat"), num_chunks=2**30),
+         ValueError, "at most 2.31 - 1 samples"),
+        (lambda: zx.traced(mixture([2**31], chunk_size=8), num_chunks=5), ValueError,
+         "dataset 'a'"),
+        (lambda: zx.traced(source, num_lanes=3).init(3), ValueError, "lane"),
+        (lambda: zx.traced(source).init(of=source.replace(chunk_size=5)), ValueError,
+         "differs in chunk_size"),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=text):
+            call()
