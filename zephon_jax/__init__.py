@@ -152,6 +152,7 @@ _IN_PICKLES = {
     "FileShards": "data.shard_store",
     "LanePlan": "elastic.lane_rows",
     "LaneProgress": "analysis.lane_progress",
+    "MappedFile": "data.memory_sources",
     "MixtureRules": "pipelines.ensure_mixture_state",
     "PartShards": "data.dataset",
     "RecordWeights": "pipelines.record_weights",
@@ -164,6 +165,7 @@ _IN_PICKLES = {
     "TracedState": "mixture.traced",
     "Weighings": "mixture.traced",
     "SplitRule": "data.split",
+    "TableRows": "data.memory_sources",
     "_Ahead": "pipelines.map_dataset",
     "constant_rows": "elastic.steps",
 }

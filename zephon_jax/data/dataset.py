@@ -28,6 +28,7 @@ from zephon_jax.data.files import File, PathLike, is_local
 from zephon_jax.data.find_shards import describe_shard, find_shards, location_of
 from zephon_jax.data.formats import get_format
 from zephon_jax.data.formats.base import named_error
+from zephon_jax.data.memory_sources import as_records
 from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.data.shard_store import (
     CountedShards,
@@ -274,11 +275,12 @@ class Dataset:
         """Wraps an object with `__len__` and `__getitem__`.
 
         A list, a Hugging Face dataset, a TFDS data source, a Bagz reader. Where it has
-        `__getitems__` or `_getitems`, one call reads many records.
+        `__getitems__` or `_getitems`, one call reads many records. Tables of pandas, Polars and
+        Arrow are read by row, as dicts of Python values, and their columns by value.
 
         Args:
           name: What the mixture calls it.
-          source: The object. It is pickled with the dataset.
+          source: The object. It is pickled with the dataset; a memory-mapped array by its file.
           shard_size: Samples to a shard, so that there are shards to shuffle. None for one shard.
           on_bad_record: As for `from_path`.
           max_bad_records: As for `from_path`.
@@ -293,6 +295,9 @@ class Dataset:
           [2, 2, 1]
         """
         name = checked_name(name)
+        kind = f"{type(source).__module__}.{type(source).__qualname__}"
+        location = f"<{kind} at {id(source):#x}>"
+        source = as_records(name, source)
         if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
             raise TypeError(
                 f"dataset {name!r}: a source needs __len__ and __getitem__; got {short(source)}."
@@ -311,8 +316,7 @@ class Dataset:
         label = f"dataset {name!r}: shard_size"
         size = max(1, total) if shard_size is None else as_int(shard_size, label, 1)
         starts = np.arange(0, max(1, total), size)
-        kind = f"{type(source).__module__}.{type(source).__qualname__}"
-        store = SourceShards(source, f"<{kind} at {id(source):#x}>")
+        store = SourceShards(source, location)
         counts = np.minimum(total - starts, size)
         return cls(name, counts, store, on_bad_record, max_bad_records)
 

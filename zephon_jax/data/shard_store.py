@@ -14,6 +14,7 @@ import numpy as np
 
 from zephon_jax.data.files import File
 from zephon_jax.data.formats.base import named_error
+from zephon_jax.data.memory_sources import MappedFile, mapping_of
 
 __all__ = ["CountedShards", "FileShards", "RandomAccess", "ShardStore", "SourceShards"]
 
@@ -113,6 +114,16 @@ class SourceShards(ShardStore):
 
     source: RandomAccess
     location: str | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process maps the same file; the array's content may be huge.
+        mapping = mapping_of(self.source)
+        return vars(self) if mapping is None else {**vars(self), "source": mapping}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        source = state["source"]
+        opened = source.open() if isinstance(source, MappedFile) else source
+        self.__dict__.update({**state, "source": opened})
 
     def num_bytes(self, shard_counts: np.ndarray) -> np.ndarray:
         """Nobody knows the bytes of a source in memory: each sample counts as one."""
