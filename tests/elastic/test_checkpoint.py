@@ -642,6 +642,7 @@ def killed(saver, kind, folder, options, seconds):
 
 
 def test_killed_while_saving(saver, tmp_path):
+    """Case 82. RLinf PR1469, prime-rl PR1825."""
     kill_while_saving(saver, "files", tmp_path, kills=5, seed=0)
 
 

@@ -32,7 +32,7 @@ TOKENS = {"maxtext": ("inputs", "targets"), "torchtitan": ("input",), "levanter"
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_target_is_of_another_document(layout, method):
-    """torchtitan PR4075, Cortex#28: documents without an end token predicted the next one's."""
+    """Case 76. torchtitan PR4075, Cortex#28: documents without an end predicted the next one."""
     docs = documents_of([7, 3, 30, 1, 2, 12, 8, 8, 40, 5])
     document = {t: n for n, d in enumerate(docs) for t in d["tokens"].tolist()}
     for row in zx.pack(dataset_of(docs), 8, method=method, layout=layout, num_bins=2):
@@ -49,7 +49,7 @@ def test_no_target_is_of_another_document(layout, method):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("layout", ["maxtext", "torchtitan"])
 def test_positions_restart_at_each_document(layout, method):
-    """torchtitan PR2560, nanoVLM#201: positions went on, or began in the middle of a row."""
+    """Case 77. torchtitan PR2560, nanoVLM#201: positions went on, or began amid a row."""
     docs = documents_of([7, 3, 30, 1, 2, 12, 8, 8, 40, 5])
     first = {d["tokens"][0] for d in docs}
     name = {"maxtext": "inputs_position", "torchtitan": "positions"}[layout]
@@ -83,7 +83,7 @@ def lanes_of(source, num_lanes, pipeline, **settings):
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_masked_rows_are_padding_in_every_column(layout, num_workers, flush):
-    """axolotl PR2227: rows that fill up a batch counted as tokens, with labels of 0."""
+    """Case 78. axolotl PR2227: rows that fill up a batch counted as tokens, with labels of 0."""
 
     def rows(lane):
         return zx.pack(lane.map(tokenized), 16, layout=layout, pad_id=7)
@@ -108,7 +108,7 @@ def test_masked_rows_are_padding_in_every_column(layout, num_workers, flush):
 @pytest.mark.parametrize("num_lanes", [1, 2, 4])
 @pytest.mark.parametrize("method", METHODS)
 def test_each_pair_once_and_no_batch_of_padding_alone(method, num_lanes):
-    """Energon#114, bergson PR188, SAELens PR611, fairseq2 PR1246: empty documents, short tails."""
+    """Case 79. Energon#114, bergson PR188, SAELens PR611, fairseq2 PR1246: empty documents."""
     sizes = np.random.default_rng(5).integers(0, 31, 60).tolist()
     docs = [d["tokens"].tolist() for d in documents_of(sizes)]
     source = zx.StaticMixtureWorkSource(
@@ -144,7 +144,7 @@ def test_empty_documents_alone_give_no_row(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_segments_of_a_row_are_bounded(method):
-    """grain PR1215, maxtext PR2774: Transformer Engine takes rows of few segments only."""
+    """Case 80. grain PR1215, maxtext PR2774: Transformer Engine takes rows of few segments only."""
     docs = documents_of(np.random.default_rng(1).integers(2, 9, 200).tolist())
 
     def most(**settings):

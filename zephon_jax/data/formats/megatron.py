@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,6 +61,21 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
         ) from None
 
 
+def _warn_of_modes(path: str, num_sequences: int) -> None:
+    """Says that a multimodal corpus has more than its token ids: a byte behind all for each."""
+    with open(_index_path(path), "rb") as file:
+        num_documents = _HEADER.unpack(file.read(_HEADER.size))[-1]
+        size = os.fstat(file.fileno()).st_size
+    if num_sequences and size == (
+        _HEADER.size + 12 * num_sequences + 8 * num_documents + num_sequences
+    ):
+        warnings.warn(
+            f"{_index_path(path)} holds a mode for each of its {num_sequences} sequences, as"
+            " multimodal corpora do. Modes are not read: records are the token ids alone.",
+            stacklevel=2,
+        )
+
+
 def _map_file(path: str) -> mmap.mmap:
     with open(path, "rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -72,6 +88,7 @@ class MegatronShard(OpenShard):
 
     def __init__(self, path: str):
         self._dtype, self.num_samples = _read_header(path)
+        _warn_of_modes(path, self.num_samples)
         self._lengths, self._pointers = self._map_index(_index_path(path))
         size = os.path.getsize(path)
         self._check_size(size)
