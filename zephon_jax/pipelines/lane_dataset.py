@@ -22,7 +22,7 @@ from zephon_jax.pipelines.lane_lengths import number_of_sample, seek_sample
 from zephon_jax.pipelines.skipped_records import SKIPPED, SkippedRecords, checked_counts
 from zephon_jax.sources.checks import check_lane, draw
 from zephon_jax.sources.chunk import WorkChunk
-from zephon_jax.sources.codec import slot_check
+from zephon_jax.sources.codec import slot_check, slot_checks
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.stateful_lane import state_from_dict, state_to_dict
 from zephon_jax.sources.work_source import WorkSource, check_source
@@ -148,7 +148,7 @@ class LaneIterator(grain.DatasetIterator):
         """Stands before a slot of the chunk after a state; nothing is read yet."""
         self._skipped = SkippedRecords(self._dataset.source.datasets_by_id.values(), skipped)
         self._state = state
-        self._encoded: dict[str, Any] | None = None
+        self._encoded: tuple[dict[str, Any], Callable[[int], int]] | None = None
         self._windows: Iterator[_Window] | None = None
         self._ahead: Future[tuple[_Window, list[Any]] | None] | None = None
         self._elements: Iterator[tuple[Any, np.int32, np.ndarray]] = iter(())
@@ -309,10 +309,11 @@ class LaneIterator(grain.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         """The lane's place as plain JSON."""
         if self._encoded is None:
-            self._encoded = state_to_dict(self._state)
-        check = slot_check(self._encoded["state"], self._slot)
-        skipped = self.num_skipped
-        found = {**self._encoded, "slot": self._slot, "check": check}
+            encoded = state_to_dict(self._state)
+            self._encoded = encoded, slot_checks(encoded["state"])
+        encoded, check = self._encoded
+        slot, skipped = self._slots[self._delivered], self.num_skipped
+        found = {**encoded, "slot": slot, "check": check(slot)}
         return {**found, SKIPPED: skipped} if skipped else found
 
     def set_state(self, state: dict[str, Any]) -> None:
