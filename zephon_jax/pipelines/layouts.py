@@ -14,7 +14,9 @@ __all__ = ["IGNORED", "LAYOUTS", "Layout", "fill", "padding_of_layout"]
 
 IGNORED = -100  # torchtitan's label of a place that is not predicted
 
-Content = Literal["inputs", "targets", "segments", "positions", "components", "weights"]
+Content = Literal[
+    "inputs", "targets", "segments", "target_segments", "positions", "components", "weights"
+]
 
 
 class Column(NamedTuple):
@@ -41,7 +43,7 @@ LAYOUTS = {
             Column("inputs_segmentation", "segments"),
             Column("inputs_position", "positions"),
             Column("targets", "targets", None),
-            Column("targets_segmentation", "segments"),
+            Column("targets_segmentation", "target_segments"),
             Column("targets_position", "positions"),
             Column("component_ids", "components", -1),
         ),
@@ -114,6 +116,7 @@ def fill(
     tokens: np.ndarray,
     lengths: Sequence[int],
     components: np.ndarray,
+    loss_mask: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Makes the columns of a window.
 
@@ -126,6 +129,7 @@ def fill(
         where the window begins, of the last up to what the window uses, and with targets one more.
       lengths: How many are of each document, (num_documents,).
       components: Component of each document, ints (num_documents,), or of each token, ints (n,).
+      loss_mask: Which tokens are to be predicted, bool (n,); None for all of them.
 
     Returns:
       Arrays (rows, length) by name: int32, float32 for weights.
@@ -144,6 +148,10 @@ def fill(
     index = (runs.sources - runs.starts).repeat(runs.sizes)
     index += np.arange(size)
     inputs = flat.take(index)
+    unpredicted = None
+    if loss_mask is not None:
+        # What padding and last tokens read here is not kept.
+        unpredicted = ~np.append(loss_mask[1:], True).take(index, mode="clip")
 
     def make(content: Content, padding: int) -> np.ndarray:
         if content == "inputs":
@@ -151,14 +159,21 @@ def fill(
         if content == "targets":
             out = np.concatenate([inputs[1:], inputs[-1:]])
             out[last] = flat[(runs.sources + runs.sizes)[is_real]]
-        elif content == "segments":
-            return (runs.segments + np.int32(padding)).repeat(runs.sizes)
+            if unpredicted is not None and padding == IGNORED:
+                out[unpredicted] = IGNORED
+        elif content in ("segments", "target_segments"):
+            out = (runs.segments + np.int32(padding)).repeat(runs.sizes)
+            if unpredicted is not None and content == "target_segments":
+                out[unpredicted] = padding
+            return out
         elif content == "positions":
             out = np.arange(size, dtype=np.int32)
             out -= runs.starts.astype(np.int32).repeat(runs.sizes)
         elif content == "weights":
             out = is_real.astype(np.float32).repeat(runs.sizes)
             out[last] = 0  # what they would predict is not in their document, or in their row
+            if unpredicted is not None:
+                out[unpredicted] = 0
         elif len(components) == len(lengths):
             each = np.where(is_real, components[runs.documents], padding)
             return each.astype(np.int32).repeat(runs.sizes)
@@ -171,6 +186,8 @@ def fill(
     made: dict[Content, np.ndarray] = {}
     columns: dict[str, np.ndarray] = {}
     for name, content, padding in layout.columns:
+        if content == "target_segments" and unpredicted is None:
+            content = "segments"
         if content in made:
             values = made[content].copy()
         else:

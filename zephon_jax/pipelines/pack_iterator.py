@@ -43,6 +43,7 @@ class _Document(NamedTuple):
     number: int
     tokens: np.ndarray  # ints (n,)
     components: Any  # int, or ints (n,)
+    loss_mask: np.ndarray | None  # bool (n,); None where all tokens are predicted
 
 
 class _Place(NamedTuple):
@@ -138,8 +139,9 @@ class PackIterator(grain.DatasetIterator):
         components = _components(used, parts, lengths)
         tokens = join_tokens(ids, repr(settings.tokens))
         columns = fill(
-            window, self._layout, settings.length, settings.pad_id, tokens, lengths, components
-        )
+            window, self._layout, settings.length, settings.pad_id, tokens, lengths, components,
+            _loss_mask(used, parts, lengths),
+        )  # fmt: skip
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _leave(self) -> None:
@@ -219,11 +221,12 @@ def _read_document(document: Any, entry: str, number: int) -> _Document:
         has = sorted(document) if isinstance(document, Mapping) else type(document).__name__
         raise ValueError(f"documents must be dicts with {entry!r}; got {has}.")
     tokens = token_array(document[entry], repr(entry))
+    mask = _mask_of(document, tokens) if "loss_mask" in document else None
     if "component_ids" in document:
         components = np.asarray(document["component_ids"])
         if components.shape != tokens.shape:
             raise ValueError(f"'component_ids' must be {tokens.shape}; got {components.shape}.")
-        return _Document(number, tokens, components)
+        return _Document(number, tokens, components, mask)
     if "component_id" not in document:
         raise ValueError(
             f"documents must keep 'component_id' (or 'component_ids'); got {sorted(document)}."
@@ -231,7 +234,21 @@ def _read_document(document: Any, entry: str, number: int) -> _Document:
     component = document["component_id"]
     if isinstance(component, np.ndarray):
         component = component.item()
-    return _Document(number, tokens, component)
+    return _Document(number, tokens, component, mask)
+
+
+def _mask_of(document: Mapping[str, Any], tokens: np.ndarray) -> np.ndarray:
+    mask = np.asarray(document["loss_mask"])
+    if (
+        mask.shape != tokens.shape
+        or mask.dtype.kind not in "biu"
+        or ((mask != 0) & (mask != 1)).any()
+    ):
+        raise ValueError(
+            f"'loss_mask' must be booleans, or 0 and 1, one for each of {len(tokens)} tokens; got"
+            f" {mask.dtype} {mask.shape}."
+        )
+    return mask.astype(bool)
 
 
 def _components(
@@ -250,3 +267,16 @@ def _components(
     if found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= MOST_TOKEN:
         raise ValueError(f"component ids must be integers in [0, 2^31 - 1); got {found[:8]}.")
     return found
+
+
+def _loss_mask(
+    documents: Sequence[_Document], parts: Sequence[slice], lengths: Sequence[int]
+) -> np.ndarray | None:
+    """Which of the documents' tokens are to be predicted; None for all of them."""
+    masks = [document.loss_mask for document in documents]
+    if all(mask is None for mask in masks):
+        return None
+    return np.concatenate([
+        np.ones(length, dtype=bool) if mask is None else mask[part]
+        for mask, part, length in zip(masks, parts, lengths, strict=True)
+    ])  # fmt: skip

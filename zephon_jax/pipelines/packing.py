@@ -48,6 +48,11 @@ def pack(
     out there. One that is longer than a row is cut. At the end of the data what the packer holds
     comes out in rows that are padded.
 
+    A document may say which of its tokens are to be predicted, such as the turns of an assistant:
+    `loss_mask`, bool (n,). What predicts another token has loss weight 0 in Levanter's layout,
+    label -100 in torchtitan's, and target segment 0 in MaxText's, whose loss leaves it out; inputs,
+    segments for attention, and positions do not change. `component_ids` still names its component.
+
     Args:
       dataset: Documents, such as a lane after tokenizing.
       length: Places in a row.
