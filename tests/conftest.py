@@ -21,7 +21,8 @@ settings.register_profile("ci", settings.get_profile("default"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 # Indexes and copies of shards go to a folder of this run, and so do those of processes it starts.
-if "ZEPHON_JAX_CACHE" not in os.environ:
+# Processes that share the tests (`pytest -n`) have a folder each.
+if "ZEPHON_JAX_CACHE" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["ZEPHON_JAX_CACHE"] = tempfile.mkdtemp(prefix="zephon_jax-tests-")
     atexit.register(shutil.rmtree, os.environ["ZEPHON_JAX_CACHE"], ignore_errors=True)
 

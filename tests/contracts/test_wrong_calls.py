@@ -30,7 +30,7 @@ class Frame:
     __hash__ = object.__hash__
 
 
-WRONG = {"numbers": list(range(20_000)), "frame": Frame(), "none": None, "typo": "wbe"}
+WRONG = {"numbers": [-1, *range(1, 20_000)], "frame": Frame(), "none": None, "typo": "wbe"}
 
 
 @pytest.fixture(scope="module")

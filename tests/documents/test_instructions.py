@@ -67,6 +67,7 @@ def test_the_baseline_holds_every_kernel(instructions):
     assert baseline["instructions"].keys() == instructions.KERNELS.keys()
 
 
+@pytest.mark.slow
 def test_a_kernel_is_timed_and_counted(tmp_path, instructions):
     json_file, saved = tmp_path / "rows.json", tmp_path / "saved.json"
     command = [
