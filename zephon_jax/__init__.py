@@ -13,6 +13,7 @@ from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.data.bad_records import BadRecord, bad_records
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.measure_tokens import TokenEstimation, count_shard_tokens
+from zephon_jax.data.read_samples import read
 from zephon_jax.kernels import lanes, lattice, permutation, quota, swrr, virtual_time
 from zephon_jax.kernels.backend import use_backend
 from zephon_jax.kernels.weights import MixtureSpec
@@ -94,6 +95,7 @@ __all__ = [
     "permutation",
     "plot",
     "quota",
+    "read",
     "relane",
     "restore",
     "restore_checkpoint",

@@ -21,7 +21,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 import zephon_jax as zx
 from zephon_jax.data.cache.stager import Stager
 from zephon_jax.data.dataset import Dataset
-from zephon_jax.data.reader import Reader, read
+from zephon_jax.data.read_samples import read
+from zephon_jax.data.reader import Reader
 from zephon_jax.data.shard_index import IndexStore
 
 NUM_RECORDS = 400

@@ -13,7 +13,7 @@ import pytest
 
 import zephon_jax as zx
 from zephon_jax.data.cache.decoded import BlockUse, DecodedBlocks, decoded_blocks
-from zephon_jax.data.reader import read
+from zephon_jax.data.read_samples import read
 
 ROW = 200  # bytes of text
 ROWS = 500  # in a row group

@@ -17,7 +17,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from zephon_jax.data.cache.stager import Stager
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.formats import FORMATS, format_of, get_format, jsonl
-from zephon_jax.data.reader import Reader, read
+from zephon_jax.data.read_samples import read
+from zephon_jax.data.reader import Reader
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
@@ -367,7 +368,7 @@ def test_parquet_that_cannot_be_read_in_one_piece(tmp_path, monkeypatch, pieces)
 
 READ_AND_END = """
 import sys, zephon_jax as zx
-from zephon_jax.data.reader import read
+from zephon_jax.data.read_samples import read
 assert read({0: zx.Dataset.from_path("a", sys.argv[1])}, [[0, 0, 5]])
 """
 

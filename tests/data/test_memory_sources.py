@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import zephon_jax as zx
-from zephon_jax.data.reader import read
+from zephon_jax.data.read_samples import read
 
 ROWS = [{"n": n, "text": f"t{n}", "tags": [n, n + 1]} for n in range(20)]
 IDS = [(0, 0, place) for place in (3, 19, 0, 3)]

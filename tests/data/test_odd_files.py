@@ -21,7 +21,8 @@ import zstandard
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.files import natural_key
 from zephon_jax.data.formats import jsonl
-from zephon_jax.data.reader import Reader, read
+from zephon_jax.data.read_samples import read
+from zephon_jax.data.reader import Reader
 
 
 def write_lines(path, values, head=b""):

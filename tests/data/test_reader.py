@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
+import zephon_jax as zx
 from zephon_jax.data.dataset import Dataset
-from zephon_jax.data.reader import Reader, default_reader, read
+from zephon_jax.data.read_samples import read
+from zephon_jax.data.reader import Reader, default_reader
 
 
 def write_array_record(path, records, group_size=1):
@@ -261,3 +263,49 @@ def test_windows_are_as_long_as_they_can_be(tmp_path):
             held += size
         found = list(Reader().windows({0: lines}, ids, budget))
         assert found == [*expected, (start, 3000)]
+
+
+class TestReadForALoopOfOnesOwn:
+    """`zx.read`: what `chunk.order()` names, as records."""
+
+    def source(self, tmp_path):
+        (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(40)))
+        filed = zx.Dataset.from_path("filed", tmp_path / "a.jsonl")
+        made = zx.Dataset.from_source("made", [f"m{n}" for n in range(30)])
+        return zx.StaticMixtureWorkSource([filed, made], {"filed": 2, "made": 1}, chunk_size=16)
+
+    def test_records_are_those_of_a_lane(self, tmp_path):
+        source = self.source(tmp_path)
+        state, found = source.init(1, 2), []
+        while True:
+            chunk, state = source.next_chunk(state)
+            if chunk is None:
+                break
+            found += zx.read(source, chunk.order()[1])
+        assert found == [element["data"] for element in zx.LaneIterDataset(source, 1, 2)]
+
+    def test_ids_may_repeat_and_be_none(self, tmp_path):
+        source = self.source(tmp_path)
+        ids = [(1, 0, 3), (0, 0, 39), (1, 0, 3)]
+        assert zx.read(source, ids) == ["m3", {"n": 39}, "m3"]
+        assert zx.read(list(source.datasets_by_id.values()), np.asarray(ids, np.int32)) == zx.read(
+            source.datasets_by_id, ids
+        )
+        assert zx.read(source, []) == []
+
+    @pytest.mark.parametrize(
+        ("ids", "error", "words"),
+        [
+            ((0, 0, 1), ValueError, r"sample_ids must be \(n, 3\)"),
+            ([(0, 0, 1.5)], TypeError, "sample_ids must be integers"),
+            ([(2, 0, 0)], ValueError, r"dataset 2; known are \[0, 1\]"),
+            ([(0, 0, 40)], ValueError, "filed"),
+        ],
+    )
+    def test_ids_that_name_nothing(self, tmp_path, ids, error, words):
+        with pytest.raises(error, match=words):
+            zx.read(self.source(tmp_path), ids)
+
+    def test_something_else_in_place_of_a_source(self):
+        with pytest.raises(TypeError, match="source must be a source or a list of zx.Dataset"):
+            zx.read(["web"], [(0, 0, 0)])

@@ -21,7 +21,7 @@ import zstandard
 from support.s3_server import S3Server
 
 import zephon_jax as zx
-from zephon_jax.data.reader import read
+from zephon_jax.data.read_samples import read
 
 MARK = b"\xef\xbb\xbf"
 

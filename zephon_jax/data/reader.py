@@ -32,7 +32,7 @@ from zephon_jax.data.formats.base import named_error
 from zephon_jax.data.open_files import OpenFiles
 from zephon_jax.data.shard_store import SourceShards
 
-__all__ = ["IdGroup", "Reader", "as_ids", "check_readable", "default_reader", "group_ids", "read"]
+__all__ = ["IdGroup", "Reader", "as_ids", "check_readable", "default_reader", "group_ids"]
 
 DEFAULT_OPEN_FILES = 64
 DEFAULT_WINDOW_BYTES = 1 << 26
@@ -496,8 +496,3 @@ def default_reader() -> Reader:
         from_environment("OPEN_FILES", DEFAULT_OPEN_FILES, 1),
         from_environment("WINDOW_BYTES", DEFAULT_WINDOW_BYTES, 1),
     )
-
-
-def read(datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray) -> list[Any]:
-    """Reads with the reader that this process shares; see `Reader.read`."""
-    return default_reader().read(datasets_by_id, sample_ids)
