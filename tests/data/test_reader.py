@@ -307,5 +307,5 @@ class TestReadForALoopOfOnesOwn:
             zx.read(self.source(tmp_path), ids)
 
     def test_something_else_in_place_of_a_source(self):
-        with pytest.raises(TypeError, match="source must be a source or a list of zx.Dataset"):
+        with pytest.raises(TypeError, match=r"a source or a list of zx\.Dataset"):
             zx.read(["web"], [(0, 0, 0)])
