@@ -104,13 +104,16 @@ class TracedMixture:
           of: A source that differs from the traced one in its seed and its weights alone: the same
             compiled function then gives its chunks.
 
+        Returns:
+          A pytree of NumPy arrays; states of several sources or lanes are stacked for `vmap`.
+
         Raises:
           TypeError, ValueError: If the lane is out of range, or `of` differs in something else.
         """
-        import jax.numpy as jnp
-
-        if not is_tracer(lane):
-            lane = as_int(np.asarray(lane)[()], "lane", 0, self.num_lanes - 1)
+        if is_tracer(lane):
+            lane = lane.astype(np.int32)  # type: ignore[union-attr]
+        else:
+            lane = np.int32(as_int(np.asarray(lane)[()], "lane", 0, self.num_lanes - 1))
         source = self._source if of is None else self._checked(of)
         weights = _weighings_of(source, self.num_chunks)
         if len(weights.unit) != self._num_entries:
@@ -124,17 +127,16 @@ class TracedMixture:
                 "these weights draw more samples in a chunk than the traced function has room for."
                 " Trace a source with these weights."
             )
-        seed = source.settings.seed
-        zero = jnp.int32(0)
+        seed, zero = source.settings.seed, np.int32(0)
         return TracedState(
-            lane=jnp.asarray(lane, dtype=jnp.int32),
+            lane=lane,
             lane_step=zero,
             chunk=zero,
-            carry=jnp.zeros(len(self.names), dtype=jnp.int32),
-            drawn=jnp.zeros(len(self.names), dtype=jnp.int32),
-            weights=Weighings(*map(jnp.asarray, weights)),
-            lanes_key=jnp.asarray(make_key(seed, "lanes", self.num_lanes, 0)),
-            lookup_keys=LookupKeys(*map(jnp.asarray, keys_of(source.run.orders.of_epoch(0)))),
+            carry=np.zeros(len(self.names), dtype=np.int32),
+            drawn=np.zeros(len(self.names), dtype=np.int32),
+            weights=weights,
+            lanes_key=make_key(seed, "lanes", self.num_lanes, 0),
+            lookup_keys=keys_of(source.run.orders.of_epoch(0)),
         )
 
     def _checked(self, source: ConfiguredMixture) -> ConfiguredMixture:
@@ -162,6 +164,7 @@ class TracedMixture:
         import jax
         import jax.numpy as jnp
 
+        state = jax.tree.map(jnp.asarray, state)  # a state made under jit holds NumPy arrays
         g = self._chunk_of(state)
         over = g >= self.num_chunks
 
