@@ -6,7 +6,8 @@
 "bpe": the same through a BPE of 32,000 that is trained on the corpus. "images": PNGs, decoded,
 cropped and batched. Each pipeline goes through its whole corpus once and is timed from its first
 batch on; the totals of tokens (pixels) must be those of the corpus. Grain has the better of its
-default threads and none, its own first fit, and `mp_prefetch` where there are workers.
+default threads and none, its own first fit, and `mp_prefetch` where there are workers. Lanes
+without workers have the better of one thread and two.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def our_pipeline(kind: str, lane):
     return zx.pack(zx.tokenize(lane, tokenizer), LENGTH)
 
 
-def ours(kind: str, workers: int):
+def ours(kind: str, workers: int, threads: int):
     data = zx.Dataset.from_path("a", corpus("images" if kind == "images" else "text"))
     size = min(512, sum(data.shard_counts) // (4 * LANES))
     source = zx.StaticMixtureWorkSource(
@@ -122,7 +123,7 @@ def ours(kind: str, workers: int):
     return zx.ElasticIterDataset(
         source, LANES, functools.partial(our_pipeline, kind), process_index=0, process_count=1,
         global_batch_size=BATCH, rows_per_sample=1 if kind == "images" else None, pad=True,
-        num_workers=workers,
+        num_workers=workers, num_threads=threads,
     )  # fmt: skip
 
 
@@ -199,7 +200,8 @@ def measured(dataset) -> dict[str, float]:
 
 def our_peer(quick, *, kind, workers):
     del quick
-    return measured(ours(kind, workers))
+    found = [measured(ours(kind, workers, threads)) for threads in ((1,) if workers else (1, 2))]
+    return max(found, key=lambda figures: figures["rate"])
 
 
 def grain_peer(quick, *, kind, workers):
