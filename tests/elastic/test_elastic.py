@@ -129,7 +129,7 @@ def test_threads_change_nothing():
         assert_same(list(dataset), expected)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_worker_processes_change_nothing(workers):
     """grain#1129: with several workers each dropped its own tail of a batch."""
     source = readable((101,), chunk_size=1, exhausted_policy="redistribute")
