@@ -108,6 +108,55 @@ def _runs(window: Window, length: int, begins: np.ndarray) -> _Runs:
     )
 
 
+class _Material(NamedTuple):
+    """What the columns of a window are made of; places are counted over all rows."""
+
+    runs: _Runs
+    is_real: np.ndarray  # bool (runs,), False for padding
+    tokens: np.ndarray  # int64 (places,), the token of each place among the window's
+    inputs: np.ndarray  # int32 (places,)
+    last: np.ndarray  # int64, the place of each piece's last token
+    after_last: np.ndarray  # int32, the token that follows it in its document
+    paddings: list[slice]  # the places of each row's padding
+    unpredicted: np.ndarray | None  # bool (places,), True where the loss leaves out what follows
+    components: np.ndarray  # int32 (documents,), or (tokens,) of what each token predicts
+    by_document: bool
+
+
+def _column(material: _Material, content: Content, padding: int) -> np.ndarray:
+    """One column of all rows: int32 (places,), float32 for weights."""
+    runs, unpredicted = material.runs, material.unpredicted
+    if content == "inputs":
+        return material.inputs
+    if content in ("segments", "target_segments"):
+        out = (runs.segments + np.int32(padding)).repeat(runs.sizes)
+        if unpredicted is not None and content == "target_segments":
+            out[unpredicted] = padding
+        return out
+    if content == "weights":
+        out = material.is_real.astype(np.float32).repeat(runs.sizes)
+        out[material.last] = 0  # what they would predict is not in their document, or in their row
+        if unpredicted is not None:
+            out[unpredicted] = 0
+        return out
+    if content == "components" and material.by_document:
+        each = np.where(material.is_real, material.components[runs.documents], padding)
+        return each.astype(np.int32).repeat(runs.sizes)
+    if content == "targets":
+        out = np.concatenate([material.inputs[1:], material.inputs[-1:]])
+        out[material.last] = material.after_last
+        if unpredicted is not None and padding == IGNORED:
+            out[unpredicted] = IGNORED
+    elif content == "positions":
+        out = np.arange(len(material.tokens), dtype=np.int32)
+        out -= runs.starts.astype(np.int32).repeat(runs.sizes)
+    else:
+        out = material.components.take(material.tokens, mode="clip")
+    for places in material.paddings:
+        out[places] = padding
+    return out
+
+
 def fill(
     window: Window,
     layout: Layout,
@@ -134,55 +183,31 @@ def fill(
     Returns:
       Arrays (rows, length) by name: int32, float32 for weights.
     """
-    shift, num = int(layout.has_targets), len(tokens)
+    shift, num, size = int(layout.has_targets), len(tokens), window.num_rows * length
     flat = np.empty(num + length + shift, dtype=np.int32)
     flat[:num], flat[num:] = tokens, pad_id  # padding is read from behind
     runs = _runs(window, length, np.asarray([0, *lengths]).cumsum())
-    is_real, size = runs.segments > 0, window.num_rows * length
-    ends = runs.starts + runs.sizes
-    # A slice for each row's padding takes less than a mask of all places.
-    paddings = list(map(slice, runs.starts[~is_real].tolist(), ends[~is_real].tolist()))
-    last = ends[is_real] - 1  # places of the pieces' last tokens
-
+    is_real, ends = runs.segments > 0, runs.starts + runs.sizes
     # One index for all tokens: the places of a run follow each other in row and document.
     index = (runs.sources - runs.starts).repeat(runs.sizes)
     index += np.arange(size)
-    inputs = flat.take(index)
-    unpredicted = None
+    unpredicted, by_document = None, len(components) == len(lengths)
     if loss_mask is not None:
         # What padding and last tokens read here is not kept.
         unpredicted = ~np.append(loss_mask[1:], True).take(index, mode="clip")
-
-    def make(content: Content, padding: int) -> np.ndarray:
-        if content == "inputs":
-            return inputs
-        if content == "targets":
-            out = np.concatenate([inputs[1:], inputs[-1:]])
-            out[last] = flat[(runs.sources + runs.sizes)[is_real]]
-            if unpredicted is not None and padding == IGNORED:
-                out[unpredicted] = IGNORED
-        elif content in ("segments", "target_segments"):
-            out = (runs.segments + np.int32(padding)).repeat(runs.sizes)
-            if unpredicted is not None and content == "target_segments":
-                out[unpredicted] = padding
-            return out
-        elif content == "positions":
-            out = np.arange(size, dtype=np.int32)
-            out -= runs.starts.astype(np.int32).repeat(runs.sizes)
-        elif content == "weights":
-            out = is_real.astype(np.float32).repeat(runs.sizes)
-            out[last] = 0  # what they would predict is not in their document, or in their row
-            if unpredicted is not None:
-                out[unpredicted] = 0
-        elif len(components) == len(lengths):
-            each = np.where(is_real, components[runs.documents], padding)
-            return each.astype(np.int32).repeat(runs.sizes)
-        else:
-            out = components.astype(np.int32)[shift:].take(index, mode="clip")
-        for places in paddings:
-            out[places] = padding
-        return out
-
+    material = _Material(
+        runs=runs,
+        is_real=is_real,
+        tokens=index,
+        inputs=flat.take(index),
+        last=ends[is_real] - 1,
+        after_last=flat[(runs.sources + runs.sizes)[is_real] - (1 - shift)],
+        # A slice for each row's padding takes less than a mask of all places.
+        paddings=list(map(slice, runs.starts[~is_real].tolist(), ends[~is_real].tolist())),
+        unpredicted=unpredicted,
+        components=components if by_document else components.astype(np.int32)[shift:],
+        by_document=by_document,
+    )
     made: dict[Content, np.ndarray] = {}
     columns: dict[str, np.ndarray] = {}
     for name, content, padding in layout.columns:
@@ -191,6 +216,8 @@ def fill(
         if content in made:
             values = made[content].copy()
         else:
-            values = made[content] = make(content, pad_id if padding is None else padding)
+            values = made[content] = _column(
+                material, content, pad_id if padding is None else padding
+            )
         columns[name] = values.reshape(window.num_rows, length)
     return columns
