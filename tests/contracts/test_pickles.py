@@ -111,6 +111,15 @@ def test_datasets_of_files_and_parts_do_not_hold_the_layout(on_disk):
     assert check(source)[3] == source[3]
 
 
+def test_sources_made_of_others_do_not_hold_the_layout():
+    parts = zx.interleave([COUNTED, zx.skip(COUNTED.replace(seed=1), 2)], [2, 1])
+    source = check(zx.concatenate([zx.take(parts, 5), COUNTED]))
+    state = state_after(source, 7)
+    assert zx.encode_state(check(state)) == zx.encode_state(state)
+    order = check(zx.traced(COUNTED, num_chunks=3))
+    check(order.init())
+
+
 def test_every_public_class_says_where_users_find_it():
     classes = {name for name in zx.__all__ if inspect.isclass(getattr(zx, name))}
     assert classes == PICKLED.keys() | NOT_PICKLED

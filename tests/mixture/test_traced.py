@@ -52,68 +52,59 @@ def assert_same_bits(order, variants, *, num_lanes, config=None, most=10**6):
         assert (ids[row, len(chunks) :] == -1).all()
 
 
-def of_all_kinds(chunk_size, **settings):
-    """A mixture with a dataset for each shuffle setting, small ones and large ones."""
-    sizes = {"a": [9, 0, 17, 4], "b": [3], "c": [70, 110], "d": [1] * 30, "e": [200], "f": [0]}
-    return zx.StaticMixtureWorkSource(
-        [zx.Dataset.from_counts(name, counts) for name, counts in sizes.items()],
-        {"a": 5, "b": 1, "c": 3.3, "d": 2, "e": 2, "f": 0},
-        chunk_size=chunk_size,
-        shuffle_within_shard={n: n in "ac" for n in sizes},
-        shuffle_block_size=dict(zip("abcdef", ("auto", None, 64, 7, "global", None), strict=True)),
-        shuffle_shards={n: n != "c" for n in sizes},
-        reshuffle_on_repeat={n: n != "d" for n in sizes},
-        **settings,
+SIZES = {"a": [9, 0, 17, 4], "b": [3], "c": [70, 110], "d": [1] * 30, "e": [200], "f": [0]}
+KINDS = {  # a dataset for each shuffle setting, small ones and large ones
+    "shuffle_within_shard": {name: name in "ac" for name in SIZES},
+    "shuffle_block_size": dict(zip(SIZES, ("auto", None, 64, 7, "global", None), strict=True)),
+    "shuffle_shards": {name: name != "c" for name in SIZES},
+    "reshuffle_on_repeat": {name: name != "d" for name in SIZES},
+}
+
+
+def datasets():
+    return [zx.Dataset.from_counts(name, counts) for name, counts in SIZES.items()]
+
+
+def scheduled(*boundaries, **settings):
+    """Weights that come and go at some chunks, with a ramp before the last of them."""
+    weights = [(5, 1, 0, 2, 2, 0), (0, 2, 1, 1, 4, 0), (1, 1, 1.3, 1, 0.05, 0), (1, 0, 2, 1, 1, 0)]
+    stages = [
+        zx.Stage(
+            until=until,
+            mixture=dict(zip(SIZES, mix, strict=True)),
+            ramp="linear" if until == boundaries[-1] else None,
+        )
+        for until, mix in zip([*boundaries, None], weights[: len(boundaries) + 1], strict=True)
+    ]
+    return zx.ScheduledMixtureWorkSource(
+        datasets(), stages, chunk_size=29, exhausted_policy="repeat", **KINDS, **settings
     )
 
 
 def test_seeds_weights_and_lanes_of_one_compiled_function():
-    source = of_all_kinds(29, stop_after_passes=1)
-    weights = dict(zip("abcdef", (1, 4, 1, 0.05, 2, 0), strict=True))
+    """Schedules too, of as many changes; weights that stay are one without any."""
+    source = scheduled(5, 12, 21)
+    order = zx.traced(source, num_chunks=40, num_lanes=3)
+    assert len(order.init().weights.unit) > 8  # with the ramp's
     variants = [
         (source, 0), (source, 2), (source.replace(seed=-7), 1), (source.replace(seed=2**70), 2),
-        (source.replace(mixture=weights, seed=3), 0), (source.replace(mixture=weights), 1),
+        (scheduled(2, 16, 25, seed=3), 0), (scheduled(1, 2, 11), 1),
     ]  # fmt: skip
-    assert_same_bits(zx.traced(source, num_chunks=40, num_lanes=3), variants, num_lanes=3)
+    assert_same_bits(order, variants, num_lanes=3, most=20)
+    with pytest.raises(ValueError, match="as often as the traced source"):
+        order.init(of=scheduled(3))
 
 
 def test_lattice_fixed_modulo_and_the_end_of_a_run():
-    source = of_all_kinds(
-        16, exhausted_policy={n: "stop" if n == "c" else "repeat" for n in "abcdef"},
-        allocation="fixed", lane_assignment="modulo",
+    source = zx.StaticMixtureWorkSource(
+        datasets(), {"a": 5, "b": 1, "c": 3.3, "d": 2, "e": 2, "f": 0}, chunk_size=16,
+        exhausted_policy={name: "stop" if name == "c" else "repeat" for name in SIZES},
+        allocation="fixed", lane_assignment="modulo", **KINDS,
     )  # fmt: skip
     order = zx.traced(source, num_lanes=2, read_config=LATTICE)
     assert order.num_chunks == len([*chunks_of(source)])
     variants = [(source, 0), (source, 1), (source.replace(seed=5), 1)]
     assert_same_bits(order, variants, num_lanes=2, config=LATTICE)
-
-
-def scheduled(*boundaries, **settings):
-    """Weights that come and go at some chunks, with a ramp before the last of them."""
-    sizes = {"a": [90, 30], "b": [5], "c": [200]}
-    weights = [(3, 1, 0), (0, 2, 1), (1, 1, 1.3), (0.3, 1, 5), (1, 0, 0)][: len(boundaries) + 1]
-    stages = [
-        zx.Stage(
-            until=until, mixture=dict(zip("abc", w, strict=True)),
-            ramp="linear" if until == boundaries[-1] else None,
-        )
-        for until, w in zip([*boundaries, None], weights, strict=True)
-    ]  # fmt: skip
-    datasets = [zx.Dataset.from_counts(name, counts) for name, counts in sizes.items()]
-    return zx.ScheduledMixtureWorkSource(datasets, stages, exhausted_policy="repeat", **settings)
-
-
-def test_schedules_of_as_many_changes_are_one_compiled_function():
-    source = scheduled(5, 9, 17, chunk_size=11)
-    order = zx.traced(source, num_chunks=30, num_lanes=2)
-    assert len(order.init().weights.unit) > 8  # with the ramp's
-    variants = [
-        (source, 0), (source, 1), (scheduled(2, 10, 18, chunk_size=11, seed=9), 1),
-        (source.replace(seed=4), 0),
-    ]  # fmt: skip
-    assert_same_bits(order, variants, num_lanes=2, most=16)
-    with pytest.raises(ValueError, match="as often as the traced source"):
-        order.init(of=scheduled(3, chunk_size=11))
 
 
 def drawn_source(rng):

@@ -252,6 +252,22 @@ def test_far_chunks_are_sought():
     assert drawn == [3, 1]
 
 
+def test_parts_that_cannot_seek_are_gone_through_once_by_each_lane():
+    calls = []
+
+    class Counted(Numbers):
+        def next_chunk(self, state):
+            calls.append(1)
+            return super().next_chunk(state)
+
+    inner = zx.concatenate([Counted("a", 60), Counted("b", 60)])
+    source = zx.interleave([zx.skip(inner, 5), Counted("c", 60)], [1, 1])
+    for lane in range(4):
+        calls.clear()
+        assert len(chunks_of(source, lane, 4)) in (43, 44)
+        assert len(calls) < 5 * 180  # those that are passed are drawn to see that they are there
+
+
 def test_states_of_other_combinations_are_refused():
     parts = [mixture([40], names=[name], chunk_size=10) for name in "ab"]
     other = mixture([40], names=["b"], chunk_size=10, seed=1)

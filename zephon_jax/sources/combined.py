@@ -103,6 +103,11 @@ class CombinedSource(WorkSource[CombinedState]):
         """True where a part has to measure its data before use."""
         return any(part.source.requires_token_priming for part in self._parts)
 
+    @property
+    def seeks_at_once(self) -> bool:
+        """True where no part has to be gone through to come to a chunk."""
+        return all(part.seeks for part in self._parts)
+
     # States
 
     def init(self, lane: int = 0, num_lanes: int = 1) -> CombinedState:

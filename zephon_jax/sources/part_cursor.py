@@ -27,6 +27,9 @@ class Part:
 
     Immutable but for its number of chunks, which is remembered once it is known.
 
+    Fields:
+      seeks: Whether its source goes to any chunk at once.
+
     Args:
       source: Any source.
       skip: Chunks that are left out at its beginning.
@@ -35,8 +38,9 @@ class Part:
 
     def __init__(self, source: WorkSource[Any], skip: int = 0, limit: int = FAR):
         self.source, self.skip, self.limit = source, skip, limit
-        # The default of `seek` replays: from where one stands that is shorter.
-        self._seeks = type(source).seek is not WorkSource.seek  # pyright: ignore[reportUnknownMemberType]
+        # What replays is gone on with from where one stands: that is shorter.
+        replays = type(source).seek is WorkSource.seek  # pyright: ignore[reportUnknownMemberType]
+        self.seeks = bool(getattr(source, "seeks_at_once", not replays))
         self._total = _total_of(source)
         self._told = self._total is not None  # by the source, not found out
 
@@ -87,7 +91,7 @@ class Part:
         """The source's chunk with a number, the cursor before it, and the state after it."""
         if cursor.place > wanted:
             cursor = self.start()
-        if self._seeks and cursor.place != wanted:
+        if self.seeks and cursor.place != wanted:
             found = self._drawn_at(wanted)
             if found[0] is not None:
                 return found
