@@ -181,27 +181,111 @@ def jsonl(folder, table, rounds, quick):
         table.add(f"{titles[one]} / loop over the same mixture (bytes too)", same, "x", least=0.4)
 
 
-def parquet(folder, table, rounds, quick):
+def parquet_rows(folder):
+    """A plain scan of all rows in order."""
     import pyarrow.parquet as pq
 
+    for path in sorted(folder.glob("*.parquet")):
+        for batch in pq.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+
+
+def parquet(folder, table, rounds, quick):
     rows = 10_000 if quick else 50_000
     for shard in range(4):
         write_parquet(folder / f"{shard}.parquet", rows, lambda row: f"{row} " * 40, 10_000)
     dataset = zx.Dataset.from_path("rows", folder)
 
-    def scan():
-        for path in sorted(folder.glob("*.parquet")):
-            for batch in pq.ParquetFile(path).iter_batches():
-                yield from batch.to_pylist()
-
     contenders = {
-        "scan": (scan, 4 * rows),
+        "scan": (lambda: parquet_rows(folder), 4 * rows),
         "lane": (lambda: lane([dataset], {"rows": 1}), 4 * rows),
     }
     rates = race(contenders, rounds)
     titles = {"scan": "Parquet: plain pyarrow scan", "lane": "Parquet: LaneIterDataset"}
     add_rates(table, rates, titles, "rows/s")
     table.add("Parquet: LaneIterDataset / scan", ratios(rates, "lane", "scan"), "x", least=0.6)
+
+
+GROUPS = """
+import itertools, json, math, sys
+import numpy as np
+import zephon_jax as zx
+from zephon_jax.data.cache.decoded import decoded_blocks
+
+folder, rows, groups = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+
+def best(windows, room):  # Belady's rule with whole groups: what is used last goes.
+    uses = [group for window in windows for group in sorted(set(window))]
+    following, last = [0] * len(uses), {}
+    for place in range(len(uses) - 1, -1, -1):
+        following[place] = last.get(uses[place], math.inf)
+        last[uses[place]] = place
+    held, decoded = {}, 0
+    for place, group in enumerate(uses):
+        decoded += group not in held
+        held[group] = following[place]
+        if len(held) > room:
+            del held[max(held, key=held.get)]
+    return decoded
+
+found = {}
+for title, by, block in (("shards, blocks", "shards", "auto"), ("global", "files", "global")):
+    dataset = zx.Dataset.from_path("rows", folder, row_groups=by)
+    source = zx.StaticMixtureWorkSource([dataset], {"rows": 1}, chunk_size=512,
+        shuffle_block_size=block, exhausted_policy="redistribute")
+    windows, state = [], source.init()
+    each = groups if by == "files" else 1
+    while (step := source.next_chunk(state))[0] is not None:
+        ids, state = step[0].order()[1], step[1]
+        windows.append((ids[:, 1] * each + ids[:, 2] // rows).tolist())
+    blocks = decoded_blocks()
+    blocks.forget()
+    blocks.bytes_decoded = blocks.num_decoded = 0
+    num_bytes = sum(len(e["data"]["text"]) + 12 for e in zx.LaneIterDataset(source))
+    ratio = blocks.bytes_decoded / num_bytes
+    found[title] = ratio, blocks.num_decoded / best(windows, blocks.max_bytes // (rows * 2030))
+print(json.dumps(found))
+"""
+
+
+def groups(folder, table, rounds, quick):
+    """Rows of 2 KB in row groups of 10 and 40 MB, read in chunks of 512.
+
+    Decoding is counted in a process that has room for blocks of 8 groups, or for 5 of all for a
+    global shuffle; speed is that of groups as shards against a scan in order.
+    """
+    for size in (10, 40):
+        rows, each = size * 500, 2 if quick else 5
+        corpus = folder / str(size)
+        corpus.mkdir()
+        for shard in range(4):
+            options = {"use_dictionary": False, "compression": "snappy"}
+            text = np.random.default_rng(shard).bytes(rows * each * 1000).hex()
+
+            def text_of(row, text=text):
+                return text[2000 * row : 2000 * row + 2000]
+
+            write_parquet(corpus / f"{shard}.parquet", rows * each, text_of, rows, **options)
+        for title, room in (("shards, blocks", 9.5), ("global", 5.5)):
+            budget = str(int(room * rows * 2030))
+            command = [sys.executable, "-W", "ignore", "-c", GROUPS, str(corpus), str(rows)]
+            output = subprocess.run(
+                [*command, str(each)], capture_output=True, text=True, check=True,
+                env={**os.environ, "ZEPHON_JAX_DECODED_BYTES": budget},
+            ).stdout  # fmt: skip
+            ratio, of_best = json.loads(output)[title]
+            what = f"Parquet, groups of {size} MB, {title}"
+            near = {"most": 2} if title != "global" else {}
+            table.add(f"{what}: bytes decoded for each read", [ratio], "x", **near)
+            table.add(f"{what}: groups decoded / ideal cache", [of_best], "x", most=1.2)
+        by_group = zx.Dataset.from_path("rows", corpus, row_groups="shards")
+        contenders = {
+            "scan": (lambda corpus=corpus: parquet_rows(corpus), 4 * rows * each),
+            "lane": (lambda d=by_group: lane([d], {"rows": 1}, chunk_size=512), 4 * rows * each),
+        }
+        rates = race(contenders, rounds)
+        what = f"Parquet, groups of {size} MB as shards: LaneIterDataset / scan in order"
+        table.add(what, ratios(rates, "lane", "scan"), "x", least=0.5)
 
 
 def many(folder, table, rounds, quick):
@@ -229,6 +313,7 @@ import re, sys
 import orjson, pyarrow.parquet
 from array_record.python import array_record_module
 import zephon_jax as zx
+from zephon_jax.data.cache.decoded import decoded_blocks
 from zephon_jax.data.reader import default_reader
 
 def peak():  # That of getrusage begins with the parent's.
@@ -241,7 +326,10 @@ knobs = {} if dataset.format == "parquet" else {
 source = make_source([dataset], {"corpus": 1}, exhausted_policy="redistribute", **knobs)
 count = sum(1 for _ in make_lane(source))
 assert count == dataset.num_samples, count
-print(peak() - before, default_reader().window_bytes)
+kept = default_reader().window_bytes
+if dataset.format == "parquet":
+    kept += decoded_blocks().max_bytes
+print(peak() - before, kept)
 """
 
 
@@ -275,11 +363,13 @@ def memory(folder, table, rounds, quick):
         command = [sys.executable, "-c", MEMORY, str(corpus)]
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         grown, window = map(int, output.split())
-        what = f"Memory: {name}, {total:.1f} GB, peak beyond the window of {window / 1e6:.0f} MB"
+        what = (
+            f"Memory: {name}, {total:.1f} GB, peak beyond the {window / 1e6:.0f} MB that it keeps"
+        )
         table.add(what, [(grown - window) / 1e6], "MB", most=150)
 
 
-SECTIONS = {f.__name__: f for f in (arrayrecord, jsonl, parquet, many, remote, memory)}
+SECTIONS = {f.__name__: f for f in (arrayrecord, jsonl, parquet, groups, many, remote, memory)}
 
 
 def main(argv: list[str] | None = None) -> None:
