@@ -276,7 +276,10 @@ def test_cache_folder_that_cannot_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "file" / "cache"))
     dataset = {0: Dataset.from_path("far", path, counts=[NUM_RECORDS])}
-    with pytest.raises(OSError, match=r"'far', shard 0 .*x.jsonl.gz.*file/cache"):
+    with pytest.raises(
+        OSError,
+        match=r"'far', shard 0 .*x.jsonl.gz.*file/cache cannot be written.*ZEPHON_JAX_CACHE",
+    ):
         read(dataset, ids(1))
 
 

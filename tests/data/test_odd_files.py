@@ -423,3 +423,49 @@ def test_megatron_by_glob(tmp_path):
     for settings in ({}, {"format": "megatron"}):
         (tokens,) = records_of(f"{tmp_path}/*", **settings)
         assert tokens.tolist() == [5, 6]
+
+
+# Other file systems
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZEPHON_JAX_CACHE", str(tmp_path / "cache"))
+    fs = fsspec.filesystem("memory")
+    fs.pipe({"/keys/a::b.jsonl": b"1\n2\n", "/keys/c.jsonl": b"3\n", "/keys/d::zip": b"[4]\n"})
+    yield fs
+    fs.rm("/keys", recursive=True)
+
+
+def test_keys_with_two_colons(memory):
+    """They chain file systems where each link is one."""
+    assert records_of("memory:///keys/a::b.jsonl") == [1, 2]
+    dataset = Dataset.from_path("web", "memory://keys", format="jsonl")
+    assert read_all(dataset) == [1, 2, 3]
+    assert records_of("memory:///keys/*::b.jsonl") == [1, 2]
+
+
+@pytest.mark.parametrize("cache", ["filecache", "simplecache"])
+def test_caches_of_fsspec(memory, cache, tmp_path):
+    options = {cache: {"cache_storage": str(tmp_path / "theirs")}}
+    assert records_of(f"{cache}::memory://keys/c.jsonl", storage_options=options) == [3]
+    assert records_of(f"{cache}::memory://keys/c.jsonl") == [3]
+
+
+def test_storage_options_that_do_not_suit():
+    with pytest.raises(TypeError, match=r"'web': .*storage_options = \['nope'\] may not be those"):
+        Dataset.from_path("web", "s3://bucket/a.jsonl", storage_options={"nope": "secret"})
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"),
+    [("s3://b/a.jsonl", "s3"), ("gs://b/a.jsonl", "gcs"), ("simplecache::gs://b/a.jsonl", "gcs"),
+     ("abfs://b/a.jsonl", "azure"), ("hf://datasets/a/b", "hf")],
+)  # fmt: skip
+def test_missing_packages_are_named_by_their_extra(url, extra, monkeypatch):
+    def missing(*args, **kwargs):
+        raise ImportError("Please install something")
+
+    monkeypatch.setattr("zephon_jax.data.files.fsspec.core.url_to_fs", missing)
+    with pytest.raises(ImportError, match=rf"'web': .*pip install \"zephon-jax\[{extra}\]\""):
+        Dataset.from_path("web", url)

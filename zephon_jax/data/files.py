@@ -19,6 +19,7 @@ __all__ = [
     "File",
     "PathLike",
     "file_system",
+    "is_chain",
     "is_local",
     "list_files",
     "local_path",
@@ -46,6 +47,12 @@ _S3_CONFIG = {
     "connect_timeout": 10,
     "read_timeout": 30,
 }
+
+
+# Of file systems that stand before another one.
+_CHAINED = frozenset(
+    ("zip", "tar", "libarchive", "simplecache", "filecache", "blockcache", "cached", "dir")
+)
 
 
 class File(NamedTuple):
@@ -110,7 +117,23 @@ def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[An
         return fsspec.filesystem("file", **options), local
     if url.startswith(("s3://", "s3a://")):
         options["config_kwargs"] = {**_S3_CONFIG, **options.get("config_kwargs", {})}
+    if "::" in url and not is_chain(url):
+        fs = fsspec.filesystem(url.split("://", 1)[0], **options)
+        return fs, fs._strip_protocol(url)
     return fsspec.core.url_to_fs(url, **options)
+
+
+def is_chain(url: str) -> bool:
+    """True for `zip://a.jsonl::s3://bucket/b.zip`, False where `::` is a part of a key.
+
+    Example:
+      >>> is_chain("simplecache::s3://bucket/a.jsonl"), is_chain("s3://bucket/a::b.jsonl")
+      (True, False)
+    """
+    first, *rest = url.split("::")
+    return bool(rest) and (
+        first.split("://")[0] in _CHAINED or all("://" in one or one[:1] == "/" for one in rest)
+    )
 
 
 def read_head(path: str, storage_options: Mapping[str, Any] | None, num_bytes: int = 64) -> bytes:
@@ -252,7 +275,7 @@ def _list_remote(path: str, options: Mapping[str, Any] | None) -> tuple[list[Fil
             raise FileNotFoundError(what.format(path)) from None
     # What comes after `::` belongs to the name of each file inside, `zip://a.jsonl::b.zip`.
     first, *rest = path.split("::", 1)
-    outer = f"::{rest[0]}" if rest and "://" in first else ""
+    outer = f"::{rest[0]}" if rest and "://" in first and is_chain(path) else ""
     files = {f.path: f for f in _as_files(fs, named, outer)}
     inside: set[str] = set()
     for folder in named:

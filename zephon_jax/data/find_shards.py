@@ -25,6 +25,14 @@ __all__ = ["describe_shard", "find_shards", "location_of"]
 _NOT_DATA = {".json", ".md", ".txt", ".yaml", ".yml", ".html", ".py", ".lock", ".crc", ".idx"}
 _UNREAD_PACKINGS = {".bz2", ".xz", ".lzma", ".lz4", ".br", ".z", ".zip", ".7z", ".snappy", ".sz"}
 
+# What to install for the file systems of URLs.
+_EXTRAS = {
+    **dict.fromkeys(("s3", "s3a"), "s3"),
+    **dict.fromkeys(("gs", "gcs"), "gcs"),
+    **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
+    "hf": "hf",
+}
+
 
 def describe_shard(name: str, files: Sequence[File], shard_id: int) -> str:
     """Names a shard for an error."""
@@ -50,7 +58,13 @@ def find_shards(
     try:
         files, walked = with_retries(lambda: list_files(path, storage_options))
     except TypeError as error:
-        raise TypeError(f"dataset {name!r}: {error}.") from None
+        given = "" if not storage_options else (
+            f" storage_options = {sorted(map(str, storage_options))} may not be those of this file"
+            " system: they are passed on to fsspec"
+        )  # fmt: skip
+        raise TypeError(f"dataset {name!r}: {error}.{given}") from None
+    except ImportError as error:
+        raise ImportError(f"dataset {name!r}: {error}{_extra_of(path)}") from None
     except Exception as error:
         raise named_error(error, f"dataset {name!r}") from error
     found: dict[str, list[File]] = {}
@@ -71,6 +85,14 @@ def find_shards(
             found.setdefault(fmt.name, []).append(file)
     shards, fmt = _one_format(name, path, found, others)
     return _with_companions(name, shards, fmt, files, storage_options), fmt
+
+
+def _extra_of(path: PathLike | Sequence[PathLike]) -> str:
+    """How to install what the file system of some paths needs."""
+    paths = [path] if isinstance(path, (str, os.PathLike)) else path
+    protocols = {link.split("://")[0] for one in paths for link in os.fspath(one).split("::")}
+    extras = sorted({_EXTRAS[protocol] for protocol in protocols & _EXTRAS.keys()})
+    return f' Install it with: pip install "zephon-jax[{",".join(extras)}]"' if extras else ""
 
 
 def _companions_of(files: Sequence[File]) -> set[str | None]:

@@ -27,6 +27,8 @@ __all__ = ["FULL_DISK", "Entry", "Lease", "ShardCache", "default_folder"]
 
 # What the system says of a full disk.
 FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+# What it says of a folder that is not writable, or is none.
+_NOT_WRITTEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 _PART = ".part"  # Suffix of a copy that is being made.
 _DONE = ".done"  # Suffix, behind that of a part, of what a fetch has written down.
 _FULL_PAUSES = (0.0, 0.1, 0.2, 0.4)  # seconds
@@ -115,7 +117,11 @@ class ShardCache:
         self.plans = Plans(os.path.join(self.folder, "plans"), plan_seconds)
         # Bytes of copies that came out larger than was thought and were not kept.
         self._outgrown: dict[str, int] = {}
-        os.makedirs(self._copies, exist_ok=True)
+        try:
+            os.makedirs(self._copies, exist_ok=True)
+        except OSError as error:
+            self._check_writable(error)
+            raise
 
     def plan(self, owner: Hashable, names: Sequence[str]) -> None:
         """Makes known which copies an owner will use, in order of first use."""
@@ -151,11 +157,26 @@ class ShardCache:
                     return self._make(entry, part, later_than)
         except OSError as error:
             if error.errno not in FULL_DISK:
+                self._check_writable(error)
                 raise
             raise OSError(
                 error.errno,
                 f"the disk of the cache folder {self.folder} is full. Free some space, or set "
                 "ZEPHON_JAX_CACHE to a folder on another disk",
+            ) from error
+
+    def _check_writable(self, error: OSError) -> None:
+        """Raises an error that says what to do where the folder cannot be written."""
+        where = str(error.filename or "")
+        if (
+            error.errno in _NOT_WRITTEN
+            and where
+            and (where.startswith(self.folder) or self.folder.startswith(where))
+        ):
+            raise type(error)(
+                error.errno,
+                f"the cache folder {self.folder} cannot be written ({error.strerror}). Set"
+                " ZEPHON_JAX_CACHE to a folder that can",
             ) from error
 
     def has(self, name: str) -> bool:

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from zephon_jax._text import short
-from zephon_jax.data.files import is_local
+from zephon_jax.data.files import is_chain, is_local
 from zephon_jax.data.formats.array_record import ARRAY_RECORD
 from zephon_jax.data.formats.base import (
     BYTE_ORDER_MARK,
@@ -60,7 +60,9 @@ def format_of(path: str, read_head: Callable[[], bytes] | None = None) -> ShardF
       >>> format_of("README.md") is None
       True
     """
-    if not is_local(path):  # `zip://a.jsonl::b.zip`, or `simplecache::s3://bucket/a.jsonl`
+    if not is_local(path) and is_chain(
+        path
+    ):  # `zip://a.jsonl::b.zip`, or `simplecache::s3://bucket/a.jsonl`
         path = next((link for link in path.split("::") if "://" in link), path)
     name = _SHARD_NUMBER.sub("", path.lower())
     for fmt in FORMATS.values():

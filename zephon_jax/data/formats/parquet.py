@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["PARQUET", "ParquetFormat"]
 
 _TAIL_BYTES = 1 << 16  # Most footers are shorter.
-_PIECE_ROWS = 1 << 12  # 2 GiB of text in one piece would take rows of 512 KiB.
+# Rows of a piece of a row group that is too large for one: at most so many, and so many bytes of
+# what is in the file. Where that becomes more than 2 GiB when decoded, pieces are made smaller.
+_PIECE_ROWS, _PIECE_BYTES, _SMALLER = 1 << 12, 1 << 28, 16
 
 
 def _open_file(path: str, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -143,8 +145,7 @@ class ParquetShard(OpenShard):
                 try:
                     return file.read_row_group(group, **settings)
                 except pa.ArrowNotImplementedError:  # Nested text above 2 GiB, in one piece.
-                    batches = file.iter_batches(_PIECE_ROWS, row_groups=[group], **settings)
-                    return pa.Table.from_batches(batches)
+                    return self._decode_pieces(file, group, settings)
         except (pa.ArrowException, OSError) as error:
             if _is_of_system(error) or isinstance(error, MemoryError):
                 raise
@@ -154,6 +155,21 @@ class ParquetShard(OpenShard):
             raise ValueError(
                 f"records {first} to {last} (row group {group}) {what} ({error})"
             ) from error
+
+    def _decode_pieces(
+        self, file: pq.ParquetFile, group: int, settings: dict[str, Any]
+    ) -> pa.Table:
+        import pyarrow as pa
+
+        rows = min(_PIECE_ROWS, max(1, _PIECE_BYTES // max(1, int(self._row_bytes[group]))))
+        while True:
+            try:
+                batches = file.iter_batches(rows, row_groups=[group], **settings)
+                return pa.Table.from_batches(batches)
+            except pa.ArrowNotImplementedError:
+                if rows == 1:
+                    raise
+                rows = max(1, rows // _SMALLER)
 
     def num_bytes(self, indices: np.ndarray) -> np.ndarray:
         """Mean bytes of the rows in each row's group, all columns counted."""
