@@ -28,7 +28,14 @@ from zephon_jax._process import DaemonThreads, PerProcess, from_environment
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BlockPlan", "BlockUse", "DecodedBlocks", "decoded_blocks", "default_decoded_bytes"]
+__all__ = [
+    "BlockPlan",
+    "BlockUse",
+    "DecodedBlocks",
+    "decoded_blocks",
+    "default_decoded_bytes",
+    "take_rows",
+]
 
 # Sixteen worker processes of a machine take a quarter of its memory together.
 _MEMORY_SHARE = 64
@@ -65,6 +72,24 @@ class _Rows(NamedTuple):
     # Their places in the block, int64 (n,), sorted; None for all rows.
     places: np.ndarray | None
     num_bytes: int
+
+
+def take_rows(table: pa.Table, places: np.ndarray) -> pa.Table:
+    """Some rows of a table.
+
+    Args:
+      table: The table, in one piece or several, which together may hold more than 2 GiB of text.
+      places: int64 (n,), sorted.
+    """
+    if all(column.num_chunks <= 1 for column in table.columns):
+        return table.take(places)
+    pieces, end = [], 0
+    for batch in table.to_batches():  # Arrow would join all pieces of nested columns first.
+        begin, end = end, end + batch.num_rows
+        first, last = np.searchsorted(places, (begin, end))
+        if first < last:
+            pieces.append(batch.take(places[first:last] - begin))
+    return type(table).from_batches(pieces, table.schema)
 
 
 class DecodedBlocks:
@@ -200,7 +225,7 @@ class DecodedBlocks:
         if not places:
             return
         wanted = np.unique(np.concatenate(places))
-        rows = held.rows.take(wanted)
+        rows = take_rows(held.rows, wanted)
         num_bytes = held.num_bytes * len(wanted) // max(1, held.rows.num_rows)
         self._left[key] = _Rows(rows, wanted, num_bytes)
         self._left_bytes += num_bytes

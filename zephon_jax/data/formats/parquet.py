@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zephon_jax.data.cache.decoded import BlockUse, decoded_blocks
+from zephon_jax.data.cache.decoded import BlockUse, decoded_blocks, take_rows
 from zephon_jax.data.formats.base import (
     FetchRange,
     OpenShard,
@@ -249,7 +249,7 @@ def _rows(table: pa.Table, places: np.ndarray) -> list[dict[str, Any]]:
     first, last = int(places[0]), int(places[-1])
     if last - first == len(places) - 1 and np.all(np.diff(places) == 1):
         return table.slice(first, len(places)).to_pylist()
-    return table.take(places).to_pylist()
+    return take_rows(table, places).to_pylist()
 
 
 class ParquetFormat(ShardFormat):
