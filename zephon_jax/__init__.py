@@ -147,6 +147,7 @@ _MODULES = {
 # not depend on how the package is laid out: their classes say __module__ = "zephon_jax".
 _IN_PICKLES = {
     "Amount": "mixture.schedule",
+    "Change": "mixture.history",
     "CombinedSource": "sources.combined",
     "CombinedState": "sources.combined",
     "CountedShards": "data.shard_store",

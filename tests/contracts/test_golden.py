@@ -103,6 +103,18 @@ SCHEDULES = {  # stages, and settings
         [(21, WARM), (90, WARM, "cosine"), (None, MAIN)],
         {"chunk_size": 2048, **ENDLESS},
     ),
+    "shards and a dataset added": (
+        [(None, [11, 7])],
+        {
+            "chunk_size": 900,
+            "shuffle_within_shard": True,
+            "changes": [
+                [15, [11, 7, 2], [2, 30], [8250, 5250]],
+                [30, [1, 1, 1], [3, 30, 1], [15675, 9975, 1350]],
+            ],
+            **ENDLESS,
+        },
+    ),
     "schedule of rare datasets": (
         [(300, [5000, 3, 1]), (900, [5000, 3, 1], "linear"), (None, [500, 300, 0])],
         {"chunk_size": 40, **ENDLESS},

@@ -29,7 +29,8 @@ def scheduled(sizes, stages, ramp="step", **settings):
     ]
     made = []
     for until, weights, *own in stages:
-        mix = {dataset.name: w for dataset, w in zip(datasets, weights, strict=True)}
+        # Datasets that come with a change have no weight in what was planned before.
+        mix = {dataset.name: w for dataset, w in zip(datasets, weights, strict=False)}
         made.append(zx.Stage(until=until, mixture=mix, ramp=own[0] if own else None))
     return zx.ScheduledMixtureWorkSource(datasets, made, ramp, **settings)
 

@@ -18,13 +18,10 @@ from zephon_jax.elastic.iterator import ElasticIterator, HostPlan
 from zephon_jax.elastic.lane_rows import LaneError, LanePlan, lane_dataset
 from zephon_jax.elastic.relane import RelanedSource, boundary_of
 from zephon_jax.elastic.row_sharding import row_sharding
+from zephon_jax.elastic.run_id import run_id_of
 from zephon_jax.elastic.steps import StepRules, constant_rows, rows_at, rows_each
-from zephon_jax.kernels.keys import digest_words
-from zephon_jax.mixture.fingerprint import without_data
-from zephon_jax.mixture.state import MixtureState
 from zephon_jax.pipelines.lane_lengths import ENDLESS, check_even, lane_lengths
 from zephon_jax.sources.checks import draw, first_state
-from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stopped import StoppedSource
 from zephon_jax.sources.work_source import WorkSource, check_source
@@ -225,10 +222,7 @@ class ElasticIterDataset(grain.IterDataset):
     @functools.cached_property
     def run_id(self) -> str:
         """Names the run: a digest of the source's settings and the number of lanes."""
-        state = first_state(self.source, 0, self.num_lanes)
-        if isinstance(state, MixtureState):  # What is known of data may grow in a run.
-            state = state._replace(config=without_data(state.config))
-        return digest_words(2, "run", self.num_lanes, encode_state(state)).tobytes().hex()
+        return run_id_of(self.source, self.num_lanes)
 
     def padded(self, source: WorkSource) -> ElasticIterDataset:
         """The same lanes over another part of the run, with masked rows up to the last lane's end.

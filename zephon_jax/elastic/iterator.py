@@ -15,6 +15,7 @@ from zephon_jax.elastic.lane_rows import LaneRows, RowBlock
 from zephon_jax.elastic.plain_json import plain, revive
 from zephon_jax.elastic.prefetch import StepPrefetcher
 from zephon_jax.elastic.process_engine import ProcessEngine
+from zephon_jax.elastic.run_id import run_id_of
 from zephon_jax.elastic.steps import (
     Engine,
     Step,
@@ -241,7 +242,7 @@ class ElasticIterator(grain.DatasetIterator):
             raise ValueError(f"the state lacks lanes {missing} that this host owns.")
         if run != self.run_id:
             # The first lane's own state says what differs.
-            self._refuse(lanes[str(self.owned_lanes[0])])
+            self._refuse(run, lanes[str(self.owned_lanes[0])])
         if spec and self._place.spec and spec != self._place.spec:
             raise ValueError(
                 f"the state is of a pipeline that yields {spec}; this one yields"
@@ -250,9 +251,13 @@ class ElasticIterator(grain.DatasetIterator):
         states = [_lane_state(lane, lanes[str(lane)]) for lane in self.owned_lanes]
         return StepPosition(step, rows, states, spec)
 
-    def _refuse(self, state: Any) -> None:
+    def _refuse(self, run: object, state: Any) -> None:
+        """Says what differs; returns where the run goes on with what changed."""
         LaneRows(self._rules.plan, self.owned_lanes[0]).set_state(state)
-        datasets = self._rules.plan.source.datasets_by_id.values()
+        source = self._rules.plan.source
+        if any(run_id_of(one, self.num_lanes) == run for one in source.earlier_forms()):
+            return
+        datasets = source.datasets_by_id.values()
         if any(getattr(dataset, "data_changed", "raise") == "warn" for dataset in datasets):
             return  # It has warned of what differs.
         raise ValueError("the state belongs to another run: its source has other settings.")

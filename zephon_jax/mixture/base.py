@@ -20,6 +20,7 @@ from zephon_jax.mixture.state import MixtureState, from_words
 from zephon_jax.sources.checks import check_lane
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
+from zephon_jax.sources.codec import decode, encode_state
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.work_source import WorkSource
@@ -113,9 +114,9 @@ class MixtureSource(WorkSource[MixtureState]):
         first = self._chunk_index(first, "first")
         return self.run.counter.counts(first, as_int(num_chunks, "num_chunks", 0))
 
-    def pass_sizes(self) -> np.ndarray:
-        """Samples in a pass of each component's dataset: int64 (k,)."""
-        return self.eras.steps.rules.totals
+    def pass_sizes(self) -> np.ndarray | None:
+        """Samples in a pass of each component's dataset: int64 (k,); None where one grew."""
+        return None if self.run.orders.growths else self.eras.steps.rules.totals
 
     def fingerprint(self) -> dict[str, int]:
         """A digest of each thing that fixes the order, by its name."""
@@ -125,7 +126,7 @@ class MixtureSource(WorkSource[MixtureState]):
         """How often the chunks before one hold a sample."""
         found = self._wanted(sample_id, 1, up_to_chunk)[0]
         drawn = int(self.drawn_before(up_to_chunk)[found.dataset_id])
-        return times_drawn(self.run.orders.of_epoch(0)[found.dataset_id], found, drawn)
+        return times_drawn(self.run.orders.of_dataset(found.dataset_id), found, drawn)
 
     def _chunk_index(self, chunk_index: int, name: str = "chunk_index") -> int:
         return as_int(chunk_index, name, 0, MAX_INDEX // self._settings.chunk_size)
@@ -192,15 +193,31 @@ class MixtureSource(WorkSource[MixtureState]):
     def check_encoded(self, fields: list[Any]) -> None:
         """Says which settings differ, where the structure of the state would not tell.
 
+        The fields of a state from before a change of this source are brought up to date.
+
         Raises:
           ValueError: Naming each thing that differs.
         """
+        self._bring_up_to_date(fields)
         self.run.states.check_fields(fields)
+
+    def _bring_up_to_date(self, fields: list[Any]) -> None:
+        """Puts what a state's fields are now in the place of those from before a change."""
+
+    def _of_now(self, state: MixtureState) -> MixtureState:
+        """A state of this source, also where it was made before a change."""
+        if not self.earlier_forms() or not isinstance(state, MixtureState):
+            return state
+        if np.array_equal(state.config, self.run.config):
+            return state
+        return decode(self, encode_state(state))
 
     # Chunks
 
     def next_chunk(self, state: MixtureState) -> tuple[WorkChunk | None, MixtureState]:
         """Returns the lane's next chunk and the state after it; at the end None and the same state.
+
+        A state from before a change of this source goes on, unless its lane has read further.
 
         Raises:
           ValueError: If the state belongs to another source.
@@ -214,6 +231,7 @@ class MixtureSource(WorkSource[MixtureState]):
                     " jax. zx.traced(source, num_chunks=...) gives its chunks under jit, scan and"
                     " vmap."
                 )
+            state = self._of_now(state)
             self.check_state(state)
             standing = run.states.known(state) or run.states.standing(state)
         return run.next_chunk(standing)
@@ -289,7 +307,7 @@ class MixtureSource(WorkSource[MixtureState]):
         return places_of(
             self._settings,
             self.eras,
-            self.run.orders.of_epoch(0)[found.dataset_id],
+            self.run.orders.of_dataset(found.dataset_id),
             found,
             up_to_chunk,
             Dealing(num_lanes, as_int(origin, "origin", 0, most), check_read_config(read_config)),

@@ -16,6 +16,7 @@ from zephon_jax._arrays import MAX_INDEX
 from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.mixture.allocation import Rows
 from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.generations import GrownLookup
 from zephon_jax.mixture.lane_chunks import Lane
 from zephon_jax.mixture.positions import Position
 from zephon_jax.mixture.sample_lookup import SampleLookup
@@ -62,7 +63,7 @@ class _Page(NamedTuple):
 
 
 def samples_of_chunks(
-    lookup: SampleLookup, drawn: np.ndarray, quotas: np.ndarray
+    lookup: SampleLookup | GrownLookup, drawn: np.ndarray, quotas: np.ndarray
 ) -> list[np.ndarray]:
     """The samples of chunks, grouped by component: int64 (n, 3) for each chunk, in one memory.
 
@@ -88,7 +89,11 @@ class ChunkPlanner:
     """
 
     def __init__(
-        self, eras: Eras, lookup: SampleLookup, chunk_size: int, max_words: int = _MAX_WORDS
+        self,
+        eras: Eras,
+        lookup: SampleLookup | GrownLookup,
+        chunk_size: int,
+        max_words: int = _MAX_WORDS,
     ):
         self._eras, self._steps, self._lookup = eras, eras.steps, lookup
         self._chunk_size, self._max_words = chunk_size, max_words

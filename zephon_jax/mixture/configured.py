@@ -11,9 +11,11 @@ import numpy as np
 from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.base import MixtureSource
+from zephon_jax.mixture.changes import as_before, state_after_change
 from zephon_jax.mixture.dataset_order import block_size
-from zephon_jax.mixture.fingerprint import fingerprint
-from zephon_jax.mixture.lane_states import ratios_of_fields
+from zephon_jax.mixture.fingerprint import differences, fingerprint
+from zephon_jax.mixture.history import Change
+from zephon_jax.mixture.lane_states import field_words, ratios_of_fields
 from zephon_jax.mixture.run import MixtureRun
 from zephon_jax.mixture.settings import (
     MixtureArguments,
@@ -21,6 +23,7 @@ from zephon_jax.mixture.settings import (
     check_datasets,
     make_settings,
 )
+from zephon_jax.sources.codec import encode_state, open_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +33,15 @@ if TYPE_CHECKING:
 __all__ = ["ConfiguredMixture"]
 
 # Attributes that follow from the arguments.
-_BUILT = ("_datasets", "_arguments", "_settings", "_counts", "_by_id", "_ids", "_run", "unit")
+_BUILT = (
+    "_datasets", "_arguments", "_settings", "_counts", "_by_id", "_ids", "_run", "_earlier", "unit",
+)  # fmt: skip
 
 
 class ConfiguredMixture(MixtureSource):
     """A mixture that keeps its arguments, for pickles and for sources that differ in some."""
+
+    _earlier: list[Self] | None
 
     def _build(self, datasets: tuple[MixtureDataset, ...], arguments: MixtureArguments) -> None:
         """Makes everything that follows from the arguments."""
@@ -45,6 +52,7 @@ class ConfiguredMixture(MixtureSource):
         self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
         self.unit = "samples" if self.token_estimation is None else "tokens"
+        self._earlier = None
         self._run = None  # not before all that decides the order is known
         if not self.requires_token_priming:
             self._run = MixtureRun(datasets, self._settings, self._counts, self.token_estimation)
@@ -55,6 +63,41 @@ class ConfiguredMixture(MixtureSource):
         pairs = zip(settings.shuffle_block_size, self._counts, strict=True)
         blocks = ["global" if one == "global" else block_size(one, c) for one, c in pairs]
         return self._datasets, settings.shuffle_within_shard, blocks, settings.chunk_size
+
+    @property
+    def arguments(self) -> MixtureArguments:
+        """The arguments as they were given."""
+        return self._arguments
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The changes that were made while the run went on, in integers: see `with_mixture`."""
+        return tuple(self._arguments.changes)
+
+    def earlier_forms(self) -> Sequence[Self]:
+        """This source as it was before each of its changes, in their order."""
+        if self._earlier is None:
+            made: list[Self] = []
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # said once, where the source was first made
+                for number in range(len(self._arguments.changes)):
+                    form = type(self).__new__(type(self))
+                    form._build(*as_before(self._datasets, self._arguments, number))
+                    made.append(form)
+            self._earlier = made
+        return self._earlier
+
+    def _bring_up_to_date(self, fields: list[Any]) -> None:
+        config = field_words(fields, "config")
+        if not self._arguments.changes or not config.size:
+            return
+        if not differences(self.run.config, config):
+            return
+        for form, change in zip(self.earlier_forms(), self._arguments.changes, strict=True):
+            if not differences(form.run.config, config):
+                state = state_after_change(self, fields, change)
+                fields[:] = open_fields(encode_state(state))[1]
+                return
 
     @property
     def run(self) -> MixtureRun:

@@ -62,6 +62,11 @@ class DatasetOrder:
     shard_orders: BoundedCache[int, np.ndarray]  # shards (S,) in their order, by pass
 
     @property
+    def num_shards(self) -> int:
+        """Shards that hold samples."""
+        return self.counts.size
+
+    @property
     def shard_ids(self) -> np.ndarray:
         """Places of the shards that hold samples in the dataset's list: int64 (S,)."""
         return np.arange(self.counts.size) if self.filled is None else self.filled
@@ -88,6 +93,7 @@ def make_dataset_order(
     shuffle_within_shard: bool,
     shuffle_block_size: int | str | None,
     reshuffle_on_repeat: bool,
+    generation: int = 0,
 ) -> DatasetOrder:
     """Prepares a dataset's order. Time and memory grow with the number of shards only.
 
@@ -100,6 +106,7 @@ def make_dataset_order(
       shuffle_within_shard: Permute the places within each shard.
       shuffle_block_size: Samples in a block of the mosaic, None, "auto" or "global".
       reshuffle_on_repeat: Give each pass an order of its own.
+      generation: Number of the generation of shards, above 0 for those that came in mid-run.
     """
     order = DatasetOrder()
     filled = counts > 0
@@ -114,7 +121,8 @@ def make_dataset_order(
     order.within = shuffle_within_shard and not order.global_
     order.reshuffle = reshuffle_on_repeat
     order.by_pass = (order.shards or order.within) and reshuffle_on_repeat
-    words = digest_words(2 * len(_LEVELS), seed, "dataset", name, epoch).reshape(-1, 2)
+    later = ("generation", generation) if generation else ()
+    words = digest_words(2 * len(_LEVELS), seed, "dataset", name, epoch, *later).reshape(-1, 2)
     order.keys = dict(zip(_LEVELS, words, strict=True))
     order.shard_orders = BoundedCache(_KEPT_PASSES) if order.shards else _NO_ORDERS
     return order

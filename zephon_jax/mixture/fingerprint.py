@@ -40,6 +40,7 @@ CODES: Mapping[str, str] = {
     "weights": "mixture weights",
     "changes": "number of changes of the weights",
     "history": "changes of the weights",
+    "grown": "shards that were added",
     "chunk": "chunk_size",
     "seed": "seed",
     "shards": "shuffle_shards",
@@ -77,6 +78,11 @@ def _values(
         "seed": [settings.seed],
     }
     changes = [f"{one.first_chunk}:{one.units}" for one in settings.history[1:]]
+    grown = [
+        f"{change.first_chunk}:{change.num_shards}:{change.drawn}"
+        for change, after in zip(settings.changes, _shards_after(settings, counts), strict=True)
+        if change.num_shards != after[: len(change.num_shards)]
+    ]
     optional: dict[str, tuple[Sequence[object], object]] = {  # with the value that has no row
         "shards": (settings.shuffle_shards, True),
         "within": (settings.shuffle_within_shard, False),
@@ -88,12 +94,19 @@ def _values(
         "lanes": ([settings.lane_assignment], "permute"),
         "alloc": ([settings.allocation], "incremental"),
         "history": (changes, None),
+        "grown": (grown, None),
         "tokens": ([c.astype("<i8").tobytes() for c in costs], None),
     }
     for code, (given, without) in optional.items():
         if any(value != without for value in given):
             values[code] = [v if isinstance(v, bytes) else str(v) for v in given]
     return values
+
+
+def _shards_after(settings: MixtureSettings, counts: Sequence[np.ndarray]) -> list[tuple[int, ...]]:
+    """How many shards each dataset had after each change."""
+    before = [change.num_shards for change in settings.changes]
+    return [*before[1:], tuple(len(own) for own in counts)][: len(before)]
 
 
 def fingerprint(

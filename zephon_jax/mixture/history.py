@@ -21,11 +21,13 @@ __all__ = [
     "FAR",
     "FINE_UNIT",
     "UNCAPPED",
+    "Change",
     "Entry",
     "History",
     "Start",
     "Weighing",
     "carry_over",
+    "changed_history",
     "constant",
     "split_carry",
 ]
@@ -51,6 +53,42 @@ History = tuple[Entry, ...]
 def constant(weights: Sequence[Fraction]) -> History:
     """The history of weights that stay."""
     return (Entry(0, tuple(common_units(weights))),)
+
+
+class Change(NamedTuple):
+    """A change of a mixture that was made while its run went on, in integers.
+
+    Fields:
+      first_chunk: The chunk from which on it holds.
+      units: Weights of all datasets that there are from here on, in the ratio of the exact shares.
+      num_shards: Shards of each dataset that there was before.
+      drawn: Samples drawn of each dataset that there was before.
+    """
+
+    __module__ = "zephon_jax"
+
+    first_chunk: int
+    units: tuple[int, ...]
+    num_shards: tuple[int, ...]
+    drawn: tuple[int, ...]
+
+
+def changed_history(history: History, changes: Sequence[Change], num_datasets: int) -> History:
+    """The history of a run with all its datasets, from the planned one of the first datasets.
+
+    Args:
+      history: Planned, before any change.
+      changes: In ascending order.
+      num_datasets: Datasets that there are after all changes; one has weight 0 until it comes.
+    """
+    entries = list(history)
+    for change in changes:  # what was planned from there on is not done
+        entries = [entry for entry in entries if entry.first_chunk < change.first_chunk]
+        entries.append(Entry(change.first_chunk, change.units))
+    none = (0,) * num_datasets
+    return tuple(
+        Entry(entry.first_chunk, (*entry.units, *none)[:num_datasets]) for entry in entries
+    )
 
 
 class Weighing(NamedTuple):

@@ -24,14 +24,14 @@ from zephon_jax.mixture.state import (
     to_words,
 )
 
-__all__ = ["LaneStates", "Standing", "ratios_of_fields"]
+__all__ = ["LaneStates", "Standing", "field_words", "ratios_of_fields"]
 
 _KEPT_COMPONENTS = 1 << 19  # components of states remembered, 24 bytes each, over all of them
 _SHOWN = 8  # ratios in an error
 _CONFIG = MixtureState._fields.index("config")
 
 
-def _words(fields: list[Any], name: str) -> np.ndarray:
+def field_words(fields: list[Any], name: str) -> np.ndarray:
     """An encoded field of 32-bit words, uint32 (n,); empty where it is none."""
     place = MixtureState._fields.index(name)
     raw = fields[place] if place < len(fields) else b""
@@ -41,7 +41,7 @@ def _words(fields: list[Any], name: str) -> np.ndarray:
 
 def _ratio_words(fields: list[Any]) -> np.ndarray:
     """The encoded ratios of a state, uint32 (n, 2); none where half of one is missing."""
-    words = _words(fields, "ratios")
+    words = field_words(fields, "ratios")
     return words[: 0 if words.size % 2 else None].reshape(-1, 2)
 
 
@@ -64,7 +64,7 @@ def ratios_of_fields(fields: list[Any], mine: np.ndarray, num_datasets: int) -> 
       ValueError: If it holds none for these datasets, or belongs to a source with other settings,
         naming them.
     """
-    differs = differences(mine, _words(fields, "config"))
+    differs = differences(mine, field_words(fields, "config"))
     if differs := [name for name in differs if name != "token_estimation"]:
         raise _of_another(differs)
     ratios = from_words(_ratio_words(fields)).tolist()
@@ -209,7 +209,7 @@ class LaneStates:
           ValueError: Naming each thing that differs.
         """
         if len(fields) != len(self._like) or fields[_CONFIG] != self._config_bytes:
-            self.check_config(_words(fields, "config"), _ratio_words(fields))
+            self.check_config(field_words(fields, "config"), _ratio_words(fields))
             if len(fields) == len(self._like):  # What may differ is from here on as it is here.
                 fields[_CONFIG] = self._config_bytes
 

@@ -20,6 +20,7 @@ from zephon_jax.kernels.lanes import lane_of_chunk
 from zephon_jax.kernels.permutation import invert, permute
 from zephon_jax.mixture.dataset_order import DatasetOrder
 from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.generations import GrownOrder
 from zephon_jax.mixture.positions import Position
 from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.sources.chunk import SampleId
@@ -92,15 +93,45 @@ def _out_of_blocks(order: DatasetOrder, passes: np.ndarray, flat: np.ndarray) ->
     return position
 
 
-def draws_between(order: DatasetOrder, sample_id: SampleId, start: int, stop: int) -> np.ndarray:
+def draws_between(
+    order: DatasetOrder | GrownOrder, sample_id: SampleId, start: int, stop: int
+) -> np.ndarray:
     """The draws from `start` up to `stop` that are a sample, one in each pass: int64 (n,)."""
+    if isinstance(order, GrownOrder):
+        return _of_grown(order, sample_id, start, stop)
     passes = np.arange(start // order.total, -(-stop // order.total))
     draws = draws_of(order, sample_id.shard_id, sample_id.sample_index, passes)
     return draws[(draws >= start) & (draws < stop)]
 
 
-def times_drawn(order: DatasetOrder, sample_id: SampleId, drawn: int) -> int:
+def _of_grown(order: GrownOrder, sample_id: SampleId, start: int, stop: int) -> np.ndarray:
+    """The same for a dataset that grew: in each pass since the sample's generation came."""
+    growth = order.growth
+    number = int(np.searchsorted(growth.shards, sample_id.shard_id, side="right")) - 1
+    part, shard = order.parts[number], sample_id.shard_id - int(growth.shards[number])
+    found: list[np.ndarray] = []
+    for n in range(number, len(order.parts)):
+        first, begin, total = (
+            int(one) for one in (growth.first_pass[n], growth.first_draw[n], growth.samples[n + 1])
+        )
+        last = n + 1 == len(order.parts)
+        end = stop if last else min(stop, int(growth.first_draw[n + 1]))
+        passes = np.arange(max(0, start - begin) // total, max(0, -(-(end - begin) // total)))
+        inside = draws_of(part, shard, sample_id.sample_index, first + passes)
+        inside -= (first + passes) * part.total
+        draws = begin + passes * total + int(growth.samples[number]) + inside
+        found.append(draws[(draws >= start) & (draws < end)])
+    return np.concatenate(found)
+
+
+def _passes_of(order: DatasetOrder | GrownOrder, draws: np.ndarray) -> np.ndarray:
+    return order.growth.passes(draws)[0] if isinstance(order, GrownOrder) else draws // order.total
+
+
+def times_drawn(order: DatasetOrder | GrownOrder, sample_id: SampleId, drawn: int) -> int:
     """How often a sample is among the first draws of its dataset."""
+    if isinstance(order, GrownOrder):
+        return len(_of_grown(order, sample_id, 0, drawn))
     passes = drawn // order.total
     return passes + len(draws_between(order, sample_id, passes * order.total, drawn))
 
@@ -175,7 +206,7 @@ class Dealing(NamedTuple):
 def places_of(
     settings: MixtureSettings,
     eras: Eras,
-    order: DatasetOrder,
+    order: DatasetOrder | GrownOrder,
     sample_id: SampleId,
     up_to_chunk: int | None,
     dealing: Dealing,
@@ -200,7 +231,7 @@ def places_of(
 
 def _places(
     settings: MixtureSettings,
-    order: DatasetOrder,
+    order: DatasetOrder | GrownOrder,
     component: int,
     held: Sequence[_Held],
     dealing: Dealing,
@@ -215,13 +246,13 @@ def _places(
     for one, where, slot in zip(held, of_chunks, slots, strict=True):
         # It may hold a small dataset's sample twice, and need not read the earlier pass first.
         ascending = np.argsort(slot)
-        passes = one.draws[ascending] // order.total
+        passes = _passes_of(order, one.draws[ascending])
         for row in zip(passes.tolist(), slot[ascending].tolist(), strict=True):
             yield Place(row[0], *where, row[1])
 
 
 def _windows(
-    eras: Eras, component: int, order: DatasetOrder, first: int, stop: int | None
+    eras: Eras, component: int, order: DatasetOrder | GrownOrder, first: int, stop: int | None
 ) -> Iterator[tuple[Position, Position]]:
     """Cuts a run into stretches that hold few passes of a dataset each, by their two ends.
 
@@ -233,7 +264,7 @@ def _windows(
     else:
         stop = _end(eras) if stop is None else stop
         size = max(1, stop - first)
-    most = min(_PASSES, max(1, _MOST // order.counts.size))
+    most = min(_PASSES, max(1, _MOST // order.num_shards))
     low = eras.seek(first)
     # A component that left the mixture, or has no weight any more, is never drawn from again.
     while low.chunk_index < stop and eras.steps.may_draw(low)[component]:

@@ -13,6 +13,7 @@ from zephon_jax.kernels.keys import digest_words
 from zephon_jax.mixture.chunk_planner import TOGETHER, samples_of_chunks
 from zephon_jax.mixture.dataset_order import DatasetOrder, make_dataset_order
 from zephon_jax.mixture.eras import Eras
+from zephon_jax.mixture.generations import GrownLookup, GrownOrder, growths_of
 from zephon_jax.mixture.positions import Position
 from zephon_jax.mixture.sample_lookup import SampleLookup
 from zephon_jax.mixture.settings import MixtureSettings
@@ -35,33 +36,55 @@ class DatasetOrders:
 
     def __init__(self, settings: MixtureSettings, counts: list[np.ndarray]):
         self._settings, self._counts = settings, counts
-        self._lookups: BoundedCache[int, SampleLookup] = BoundedCache(_KEPT_EPOCHS)
+        self.growths = growths_of(settings.changes, counts)
+        self._lookups: BoundedCache[int, SampleLookup | GrownLookup] = BoundedCache(_KEPT_EPOCHS)
 
     def of_epoch(self, epoch: int) -> Sequence[DatasetOrder]:
-        """The datasets' orders in an epoch, in component order."""
-        return self.lookup(epoch).orders
+        """The datasets' orders in an epoch, in component order; of datasets that did not grow."""
+        lookup = self.lookup(epoch)
+        assert isinstance(lookup, SampleLookup)
+        return lookup.orders
 
-    def lookup(self, epoch: int) -> SampleLookup:
+    def of_dataset(self, dataset_id: int) -> DatasetOrder | GrownOrder:
+        """The order of one dataset in epoch 0."""
+        return self.lookup(0).orders[dataset_id]
+
+    def lookup(self, epoch: int) -> SampleLookup | GrownLookup:
         """What finds the samples of draws in an epoch."""
         known = self._lookups.get(epoch)
         if known is None:
-            settings = self._settings
+            ends = {d: int(growth.shards[1]) for d, growth in self.growths.items()}
             orders = [
-                make_dataset_order(
-                    settings.names[d],
-                    counts,
-                    seed=settings.seed,
-                    epoch=epoch,
-                    shuffle_shards=settings.shuffle_shards[d],
-                    shuffle_within_shard=settings.shuffle_within_shard[d],
-                    shuffle_block_size=settings.shuffle_block_size[d],
-                    reshuffle_on_repeat=settings.reshuffle_on_repeat[d],
-                )
-                for d, counts in enumerate(self._counts)
+                self._order(epoch, d, own[: ends.get(d)]) for d, own in enumerate(self._counts)
             ]
-            known = SampleLookup(orders)
+            known = SampleLookup(orders) if not ends else self._grown(epoch, orders)
             self._lookups.put(epoch, known)
         return known
+
+    def _grown(self, epoch: int, orders: list[DatasetOrder]) -> GrownLookup:
+        """The same where datasets grew."""
+        later: dict[int, list[DatasetOrder]] = {}
+        for d, growth in self.growths.items():
+            bounds = growth.shards.tolist()
+            later[d] = [
+                self._order(epoch, d, self._counts[d][bounds[n] : bounds[n + 1]], n)
+                for n in range(1, len(bounds) - 1)
+            ]
+        return GrownLookup(orders, later, self.growths)
+
+    def _order(self, epoch: int, d: int, counts: np.ndarray, generation: int = 0) -> DatasetOrder:
+        settings = self._settings
+        return make_dataset_order(
+            settings.names[d],
+            counts,
+            seed=settings.seed,
+            epoch=epoch,
+            shuffle_shards=settings.shuffle_shards[d],
+            shuffle_within_shard=settings.shuffle_within_shard[d],
+            shuffle_block_size=settings.shuffle_block_size[d],
+            reshuffle_on_repeat=settings.reshuffle_on_repeat[d],
+            generation=generation,
+        )
 
 
 class _Decoded(NamedTuple):
@@ -82,7 +105,7 @@ class _Asked(NamedTuple):
 
 
 def _take_chunks(
-    draws: SampleLookup,
+    draws: SampleLookup | GrownLookup,
     asked: _Asked,
     chosen: np.ndarray,
     read: Callable[[int], Reading],
@@ -101,7 +124,7 @@ def _take_chunks(
 
 
 def _take_draws(
-    draws: SampleLookup,
+    draws: SampleLookup | GrownLookup,
     asked: _Asked,
     chosen: np.ndarray,
     read: Callable[[int], Reading],

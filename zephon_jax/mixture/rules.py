@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from zephon_jax.kernels.virtual_time import Cost
 from zephon_jax.kernels.weights import warn_if_moved
+from zephon_jax.mixture.generations import Growth
 from zephon_jax.mixture.history import FAR, UNCAPPED, Weighing
 from zephon_jax.mixture.positions import ExhaustionRules
 from zephon_jax.mixture.settings import MAX_COUNT, MixtureSettings
@@ -54,7 +57,10 @@ def _check_sizes(settings: MixtureSettings, totals: np.ndarray) -> None:
 
 
 def make_rules(
-    settings: MixtureSettings, totals: np.ndarray, costs: Sequence[Cost] | None
+    settings: MixtureSettings,
+    totals: np.ndarray,
+    costs: Sequence[Cost] | None,
+    growths: Mapping[int, Growth],
 ) -> ExhaustionRules:
     """Puts settings and dataset sizes together into the rules of exhaustion.
 
@@ -62,6 +68,7 @@ def make_rules(
       settings: Checked settings.
       totals: int64 (k,), samples in a pass of each dataset.
       costs: Cost of each dataset's draws, under virtual time.
+      growths: How datasets grew that got shards in mid-run, by dataset id.
 
     Raises:
       ValueError: If an active dataset has no samples, or can never give its first quota.
@@ -71,7 +78,7 @@ def make_rules(
         warn_if_moved(settings.fractions, settings.names, level=5)
     _check_sizes(settings, totals)
     leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
-    weighings = _weighings(settings, totals)
+    weighings = _weighings(settings, totals, growths)
     empty = np.flatnonzero(weighings[0].awaited & ~leaves & (totals == 0))
     if empty.size:
         raise ValueError(
@@ -89,23 +96,58 @@ def make_rules(
     )
 
 
-def _weighings(settings: MixtureSettings, totals: np.ndarray) -> tuple[Weighing, ...]:
-    """The entries of the history, with what the policies make of them."""
-    caps = np.full(totals.shape, UNCAPPED, dtype=np.int64)
+class _Limits(NamedTuple):
+    """Samples of each dataset at which something happens, int64 (k,), from a chunk on."""
+
+    first_chunk: int
+    first_pass: np.ndarray
+    caps: np.ndarray
+    ends: np.ndarray
+
+
+def _limits(
+    settings: MixtureSettings, totals: np.ndarray, growths: Mapping[int, Growth], chunk: int
+) -> _Limits:
+    """The limits with the shards that there are at a chunk."""
+
+    def drawn_after(passes: np.ndarray) -> np.ndarray:
+        drawn = passes * totals
+        for d, growth in growths.items():
+            number = bisect.bisect_right(growth.first_chunk, chunk)
+            drawn[d] = growth.draws_at(number, int(passes[d]))
+        return drawn
+
+    once = np.ones_like(totals)
+    caps = np.full_like(totals, UNCAPPED)
+    times = once.copy()
+    for d, repeats in enumerate(settings.max_repeats):
+        times[d] = 1 if repeats is None else repeats + 1
+    capped = drawn_after(times)
     for d, (policy, repeats) in enumerate(
         zip(settings.exhausted_policy, settings.max_repeats, strict=True)
     ):
-        if policy == "stop":
-            caps[d] = totals[d]
-        elif policy == "repeat" and repeats is not None:
-            caps[d] = (repeats + 1) * int(totals[d])
-    ends = (settings.stop_after_passes or 1) * totals
+        if policy == "stop" or (policy == "repeat" and repeats is not None):
+            caps[d] = capped[d]
+    ends = drawn_after(once * (settings.stop_after_passes or 1))
+    return _Limits(chunk, drawn_after(once), caps, ends)
+
+
+def _weighings(
+    settings: MixtureSettings, totals: np.ndarray, growths: Mapping[int, Growth]
+) -> tuple[Weighing, ...]:
+    """The entries of the history, with what the policies make of them."""
+    limits = [_limits(settings, totals, growths, 0)]
+    for growth in growths.values():
+        for chunk in growth.first_chunk[1:]:
+            limits.append(_limits(settings, totals, growths, chunk))
+    limits.sort(key=lambda one: one.first_chunk)
     found: list[Weighing] = []
     end, awaited = FAR, np.zeros(totals.shape, dtype=bool)
     for entry in reversed(settings.history):
         weighted = np.fromiter((unit > 0 for unit in entry.units), dtype=bool)
         if (weighted & ~awaited).any():
             awaited = awaited | weighted
+        here = [one for one in limits if one.first_chunk <= entry.first_chunk][-1]
         found.append(
             Weighing(
                 first_chunk=entry.first_chunk,
@@ -113,9 +155,9 @@ def _weighings(settings: MixtureSettings, totals: np.ndarray) -> tuple[Weighing,
                 units=entry.units,
                 weighted=weighted,
                 awaited=awaited,
-                first_pass=totals,
-                caps=caps,
-                ends=ends,
+                first_pass=here.first_pass,
+                caps=here.caps,
+                ends=here.ends,
             )
         )
         end = entry.first_chunk

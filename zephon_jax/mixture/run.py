@@ -72,7 +72,7 @@ class MixtureRun:
         elif settings.allocation == "virtual_time":
             costs = [UnitCost()] * len(settings.names)
         totals = np.asarray([int(c.sum()) for c in counts], dtype=np.int64)
-        self.eras = Eras(Steps(make_rules(settings, totals, costs)))
+        self.eras = Eras(Steps(make_rules(settings, totals, costs, self.orders.growths)))
         self._check_first_quotas()
         self.config = fingerprint(settings, counts, shards, datasets)
         self.states = LaneStates(self.eras, settings, self.config, ratios, ChangedData(datasets))

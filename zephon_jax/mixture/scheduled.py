@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
+from zephon_jax.kernels.weights import common_units
+from zephon_jax.mixture.changes import (
+    boundary_of,
+    check_settings,
+    checked_changes,
+    with_datasets,
+)
 from zephon_jax.mixture.configured import ConfiguredMixture
+from zephon_jax.mixture.history import Change
 from zephon_jax.mixture.schedule import Ramp, Stage
 from zephon_jax.mixture.settings import (
     AllocationName,
@@ -15,10 +24,13 @@ from zephon_jax.mixture.settings import (
     MixtureArguments,
     MixtureDataset,
     Policy,
+    Weight,
     check_datasets,
+    weights_of,
 )
+from zephon_jax.mixture.state import MixtureState
 
-__all__ = ["ScheduledMixtureWorkSource"]
+__all__ = ["ScheduledMixtureWorkSource", "changed"]
 
 
 class ScheduledMixtureWorkSource(ConfiguredMixture):
@@ -54,6 +66,8 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
       lane_assignment: How chunks are dealt to lanes: "permute" or "modulo".
       allocation: "incremental" or "fixed"; "virtual_time" carries nothing over and is refused.
       token_estimation: Refused for the same reason, with more than one stage or ramp.
+      changes: What was changed while the run went on: `changes` of the source that had it. The
+        datasets are then those after all changes, and stages name those that were there before.
 
     Raises:
       TypeError, ValueError: If a setting or a stage is not allowed, naming it.
@@ -91,7 +105,9 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
         lane_assignment: Assignment = "permute",
         allocation: AllocationName = "incremental",
         token_estimation: TokenEstimation | None = None,
+        changes: Sequence[Change] = (),
     ):
+        datasets = check_datasets(datasets)
         arguments = MixtureArguments(
             stages=stages,
             ramp=ramp,
@@ -107,11 +123,89 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
             lane_assignment=lane_assignment,
             allocation=allocation,
             token_estimation=token_estimation,
+            changes=checked_changes(changes, datasets),
         )
-        self._build(check_datasets(datasets), arguments)
+        self._build(datasets, arguments)
         warn_of_decoding(*self._decoded())
 
     @property
     def boundaries(self) -> tuple[int, ...]:
         """The first chunk of each stage."""
         return self._settings.stage_starts
+
+    def with_mixture(
+        self,
+        mixture: Mapping[str, Weight],
+        at: int | MixtureState | Sequence[MixtureState],
+        *,
+        datasets: Sequence[MixtureDataset] = (),
+        **settings: Any,
+    ) -> ScheduledMixtureWorkSource:
+        """A source that equals this one before a chunk, and goes on from there by other weights.
+
+        What was planned from that chunk on is dropped. The change becomes part of the source's
+        history: states, seeks and audits from before and after it belong to the new source, and
+        states that this source saved go on with it, as long as their lanes have not read past it.
+
+        Args:
+          mixture: Weight of each dataset that there is from then on; 0 stops drawing from one.
+          at: The chunk: on many lanes one that no lane has passed. Or states of the lanes: see
+            `boundary_of` for where that is.
+          datasets: Datasets that are new, which come after the others, or that have more shards
+            than before, after those that they had. The pass that a dataset is in goes on with its
+            new shards when it has come through the old ones; later passes hold both.
+          **settings: Shuffle and policy settings that are mappings by dataset, with the new ones
+            added.
+
+        Raises:
+          TypeError, ValueError: If the run cannot go on so, saying why.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> web, code = (zx.Dataset.from_counts(name, [900]) for name in ("web", "code"))
+          >>> source = zx.StaticMixtureWorkSource([web], {"web": 1}, chunk_size=10)
+          >>> saved = zx.encode_state(source.seek(40))
+          >>> changed = source.with_mixture({"web": 1, "code": 1}, at=40, datasets=[code])
+          >>> chunk, _ = changed.next_chunk(zx.decode_state(changed, saved))
+          >>> {name: len(ids) for name, ids in chunk.components.items()}
+          {'web': 5, 'code': 5}
+        """
+        return changed(self, mixture, at, datasets, settings)
+
+
+def changed(
+    source: ConfiguredMixture,
+    mixture: Mapping[str, Weight],
+    at: int | MixtureState | Sequence[MixtureState],
+    datasets: Sequence[MixtureDataset],
+    settings: Mapping[str, Any],
+) -> ScheduledMixtureWorkSource:
+    """`ScheduledMixtureWorkSource.with_mixture` of any mixture."""
+    first = boundary_of(at)
+    if source.changes and first <= source.changes[-1].first_chunk:
+        raise ValueError(
+            f"the mixture was changed at chunk {source.changes[-1].first_chunk}, and the next"
+            f" change must come later; got at = {first}. Make another change from the source"
+            " before that one."
+        )
+    position = source.eras.seek(first)
+    if position.chunk_index < first:
+        raise ValueError(
+            f"the run ends at chunk {position.chunk_index} and cannot be changed at {first}."
+        )
+    before = tuple(source.datasets_by_id.values())
+    after = with_datasets(before, check_datasets(datasets) if datasets else ())
+    change = Change(
+        first_chunk=first,
+        units=tuple(common_units(weights_of(mixture, [dataset.name for dataset in after]))),
+        num_shards=tuple(len(dataset.shard_counts) for dataset in before),
+        drawn=tuple(position.drawn.tolist()),
+    )
+    arguments = {"ramp": "step", **dict(source.arguments.items()), **settings}
+    own = arguments.pop("mixture", None)
+    if "stages" not in arguments:
+        arguments["stages"] = [Stage(mixture=own)]
+    arguments["changes"] = (*source.changes, change)
+    made = ScheduledMixtureWorkSource(after, **arguments)
+    check_settings(source.settings, made.settings)
+    return made

@@ -17,7 +17,7 @@ from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.kernels import quota
 from zephon_jax.kernels.lanes import ASSIGNMENTS
 from zephon_jax.kernels.weights import MixtureSpec
-from zephon_jax.mixture.history import History, constant
+from zephon_jax.mixture.history import Change, History, changed_history, constant
 from zephon_jax.mixture.schedule import Ramp, Stage, make_schedule
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "MixtureSettings",
     "check_datasets",
     "make_settings",
+    "weights_of",
 ]
 
 T = TypeVar("T")
@@ -67,6 +68,7 @@ class MixtureArguments:
     mixture: Mapping[str, Weight] | None = None  # where the weights stay,
     stages: Sequence[Stage] | None = None  # or a schedule
     ramp: Ramp | None = None
+    changes: Sequence[Change] = ()  # made while the run went on
     chunk_size: int
     seed: int
     shuffle_shards: bool | Mapping[str, bool]
@@ -87,7 +89,7 @@ class MixtureArguments:
 
     def items(self) -> list[tuple[str, object]]:
         """The arguments of the source with their names."""
-        other = ("stages", "ramp") if self.stages is None else ("mixture",)
+        other = ("stages", "ramp", "changes") if self.stages is None else ("mixture",)
         return [(f.name, getattr(self, f.name)) for f in fields(self) if f.name not in other]
 
 
@@ -99,6 +101,7 @@ class MixtureSettings:
     fractions: tuple[Fraction, ...]  # first shares, which sum to 1; 0 declares without drawing
     history: History  # these and all later shares, with the chunks from which on they hold
     stage_starts: tuple[int, ...]  # the first chunk of each stage
+    changes: tuple[Change, ...]  # those of them that were made while the run went on
     chunk_size: int  # samples
     seed: int
     shuffle_shards: tuple[bool, ...]
@@ -162,7 +165,7 @@ def _repeats(value: Any, argument: str) -> int | None:
     return None if value is None else as_int(value, argument, 0, MAX_COUNT)
 
 
-def _weights(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
+def weights_of(mixture: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
     """The weights of the datasets, which a mixture must name, and no others."""
     spec = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
     missing = [name for name in names if name not in spec]
@@ -216,11 +219,17 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
     chunk_size = as_int(given.chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE)
     allocation = _allocation(given.allocation, given.token_estimation)
     if given.stages is None:
-        history, starts = constant(_weights(given.mixture, names)), (0,)
+        history, starts = constant(weights_of(given.mixture, names)), (0,)
     else:
+        changes = given.changes
+        planned = names[: len(changes[0].num_shards)] if changes else names
         starts, history = make_schedule(
-            given.stages, given.ramp, chunk_size, lambda mixture: _weights(mixture, names)
+            given.stages, given.ramp, chunk_size, lambda mixture: weights_of(mixture, planned)
         )
+        if changes:
+            history = changed_history(history, changes, len(names))
+            starts = tuple(one for one in starts if one < changes[0].first_chunk)
+            starts = (*starts, *(change.first_chunk for change in changes))
     first = history[0].units
     if len(history) > 1:
         _check_schedulable(allocation, given.token_estimation)
@@ -229,6 +238,7 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
         fractions=tuple(Fraction(unit, sum(first)) for unit in first),
         history=history,
         stage_starts=starts,
+        changes=tuple(given.changes),
         chunk_size=chunk_size,
         seed=as_int(given.seed, "seed"),
         shuffle_shards=each("shuffle_shards", _bool),

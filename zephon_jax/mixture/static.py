@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.configured import ConfiguredMixture
+from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource, changed
 from zephon_jax.mixture.settings import (
     AllocationName,
     Assignment,
@@ -17,6 +19,7 @@ from zephon_jax.mixture.settings import (
     Weight,
     check_datasets,
 )
+from zephon_jax.mixture.state import MixtureState
 
 __all__ = ["StaticMixtureWorkSource"]
 
@@ -103,3 +106,17 @@ class StaticMixtureWorkSource(ConfiguredMixture):
         )
         self._build(check_datasets(datasets), arguments)
         warn_of_decoding(*self._decoded())
+
+    def with_mixture(
+        self,
+        mixture: Mapping[str, Weight],
+        at: int | MixtureState | Sequence[MixtureState],
+        *,
+        datasets: Sequence[MixtureDataset] = (),
+        **settings: Any,
+    ) -> ScheduledMixtureWorkSource:
+        """A source that equals this one before a chunk, and goes on from there by other weights.
+
+        Takes the arguments of `ScheduledMixtureWorkSource.with_mixture`.
+        """
+        return changed(self, mixture, at, datasets, settings)

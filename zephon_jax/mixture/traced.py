@@ -286,6 +286,11 @@ def _check_traceable(source: ConfiguredMixture, config: MixtureReadConfig) -> No
             f"exhausted_policy = 'redistribute' of {leaving[:8]} cannot be traced: chunks become"
             " short and shares change where a dataset ends. Use 'repeat' or 'stop'."
         )
+    if source.run.orders.growths:
+        raise ValueError(
+            "a mixture whose datasets got shards in mid-run cannot be traced: their passes go"
+            " through generations. Trace a new run of all shards."
+        )
     if source.unit == "tokens":
         raise ValueError(
             "a mixture in tokens cannot be traced: its allocation is exact in large integers. Leave"
@@ -312,7 +317,8 @@ def _check_sizes(source: ConfiguredMixture, num_chunks: int) -> None:
             f"a traced run has at most 2^31 - 1 samples; got num_chunks = {num_chunks} of"
             f" {source.settings.chunk_size}. Lower num_chunks."
         )
-    for name, size in zip(source.settings.names, source.pass_sizes().tolist(), strict=True):
+    sizes = source.eras.steps.rules.totals.tolist()
+    for name, size in zip(source.settings.names, sizes, strict=True):
         if size > _MOST:
             raise ValueError(
                 f"dataset {name!r} has {size} samples; a traced run goes through datasets of at"

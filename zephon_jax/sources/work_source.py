@@ -144,6 +144,8 @@ class WorkSource(abc.ABC, Generic[State]):
     def check_encoded(self, fields: list[Plain]) -> None:
         """Checks an encoded state's fields before they are decoded by this source's structure.
 
+        A source that reads states of another form may bring the fields up to date in place.
+
         Raises:
           ValueError: If they say that the state belongs to another source.
         """
@@ -208,6 +210,10 @@ class WorkSource(abc.ABC, Generic[State]):
     def with_chunk_size(self, chunk_size: int) -> WorkSource[State] | None:
         """A source of the same data in chunks of another size, or None where there is none."""
         return None
+
+    def earlier_forms(self) -> Sequence[WorkSource[State]]:
+        """The source as it was before changes made in mid-run, whose states go on with it."""
+        return ()
 
     @property
     def uncut(self) -> WorkSource[State]:
