@@ -23,7 +23,7 @@ from zephon_jax.mixture.schedule import Stage, samples, tokens
 from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource
 from zephon_jax.mixture.state import MixtureState
 from zephon_jax.mixture.static import StaticMixtureWorkSource
-from zephon_jax.mixture.traced import traced
+from zephon_jax.mixture.traced import TracedMixture, traced
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.codec import encode_state
 from zephon_jax.sources.combine import concatenate, interleave, skip, take
@@ -72,6 +72,7 @@ __all__ = [
     "StatefulLane",
     "StaticMixtureWorkSource",
     "TokenEstimation",
+    "TracedMixture",
     "WorkChunk",
     "WorkSource",
     "audit",
@@ -164,7 +165,6 @@ _IN_PICKLES = {
     "StatefulSource": "sources.from_stateful",
     "StatefulState": "sources.from_stateful",
     "LookupKeys": "mixture.traced_lookup",
-    "TracedMixture": "mixture.traced",
     "TracedState": "mixture.traced",
     "Weighings": "mixture.traced",
     "SplitRule": "data.split",

@@ -76,6 +76,7 @@ PICKLED = {  # by class
     "Stage": lambda: zx.Stage(until=zx.samples(9), mixture={"a": 1}, ramp="cosine"),
     "StaticMixtureWorkSource": lambda: COUNTED.replace(token_estimation=TOKENS),
     "TokenEstimation": lambda: TOKENS,
+    "TracedMixture": lambda: zx.traced(COUNTED, num_chunks=3),
     "WorkChunk": lambda: COUNTED.next_chunk(COUNTED.init())[0],
 }
 NOT_PICKLED = {"GlobalBatches", "WorkSource"}  # an iterator and a base class

@@ -553,3 +553,24 @@ def test_arguments_out_of_range_are_refused(function):
     for index in (-1, 10, 2**40):
         with pytest.raises(IndexError, match=str(index)):
             function(np.array([0, index]), 10, key)
+
+
+def test_sizes_of_their_own_are_permuted_like_one_size():
+    import jax
+
+    rng = np.random.default_rng(0)
+    sizes = np.concatenate([np.arange(1, 70), [1000, 65_536, 2**20 + 1, 2**31 - 1, 2**31]])
+    index = np.array([rng.integers(size) for size in sizes])
+    roots = np.stack([permutation.make_key(n, "each") for n in range(sizes.size)])
+    wide = sizes.astype(np.uint32), index.astype(np.uint32)
+    found = jax.jit(permutation.permute_each)(wide[1], wide[0], roots)
+    expected = [
+        int(permutation.permute(np.array([i]), int(size), key)[0])
+        for i, size, key in zip(index, sizes, roots, strict=True)
+    ]
+    assert found.tolist() == expected
+    large = sizes > permutation.SMALL
+    some = jax.jit(lambda *a: permutation.permute_each(*a, small=False))(
+        wide[1][large], wide[0][large], roots[large]
+    )
+    assert some.tolist() == found[large].tolist()

@@ -141,7 +141,17 @@ def drawn_source(rng):
     if settings["chunk_size"] >= k and rng.random() < 0.2:
         settings["allocation"] = "fixed"
     weights = [rng.choice((1, 2, 3.7, 0.01, 10)) for _ in names]
-    return mixture(sizes, weights, names=names, **settings)
+    source = mixture(sizes, weights, names=names, **settings)
+    if policy in ("stop", "capped") or rng.random() < 0.6:
+        return source
+    ends = [*sorted(rng.sample(range(1, 30), rng.randint(1, 4))), None]
+    stages = []
+    for end in ends:
+        drawn = {name: rng.choice((0, 1, 3, 0.2)) for name in names}
+        drawn[rng.choice(names)] = 1
+        ramp = rng.choice(("step", "linear", "cosine")) if end else None
+        stages.append(zx.Stage(until=end, mixture=drawn, ramp=ramp))
+    return zx.ScheduledMixtureWorkSource([*source.datasets_by_id.values()], stages, **settings)
 
 
 def check_drawn(seed):
@@ -160,13 +170,15 @@ def check_drawn(seed):
     while len(variants) < 4:
         names = source.settings.names
         weights = {name: rng.choice((1, 2, 5)) for name in names}
+        free = {"mixture": weights} if isinstance(source, zx.StaticMixtureWorkSource) else {}
         try:
-            other = source.replace(seed=rng.getrandbits(40), mixture=weights)
+            other = source.replace(seed=rng.getrandbits(40), **free)
         except ValueError:
             other = source.replace(seed=rng.getrandbits(40))
         variants.append((other if variants else source, rng.randrange(num_lanes)))
-    lengths = [s.chunk_spans()[-1].num_chunks for s, _ in variants]
-    num_chunks = min([40, *(n for n in lengths if n is not None)])
+    ends = [other.chunk_spans()[-1] for other, _ in variants]
+    lengths = [end.first_chunk + end.num_chunks for end in ends if end.num_chunks is not None]
+    num_chunks = min([40, *lengths])
     if not num_chunks:
         return
     variants = [(s, lane if num_chunks >= num_lanes else 0) for s, lane in variants]
@@ -174,7 +186,7 @@ def check_drawn(seed):
     usable = [
         (other, lane)
         for other, lane in variants
-        if chunks_of(other, lane, num_lanes, limit=1)[0].chunk_index < num_chunks
+        if any(c.chunk_index < num_chunks for c in chunks_of(other, lane, num_lanes, limit=1))
     ]
     if usable:
         assert_same_bits(order, usable, num_lanes=num_lanes, config=config, most=40)

@@ -30,6 +30,7 @@ from zephon_jax.kernels.keys import make_key, mix32
 __all__ = [
     "MAX_SIZE",
     "PAIRS",
+    "SMALL",
     "Grid",
     "Grids",
     "first_trip",
@@ -44,7 +45,7 @@ __all__ = [
 
 MAX_SIZE = MAX_INDEX
 _MAX_SIZE_32 = 1 << 31  # up to here rows and columns stay within 16 bits
-_SMALL = 64
+SMALL = 64
 PAIRS, _PAIRS_SMALL = 3, 12
 _STRETCH = 1 << 15  # elements whose words stay in the processor's cache
 _GOLDEN = 0x9E3779B9
@@ -187,7 +188,7 @@ def _apply(index: Array, size: int, key: Array, inverse: bool) -> Array:
     flat = xp.broadcast_to(index, shape).reshape(-1).astype(word)
     keys = key if key.ndim == 1 else xp.broadcast_to(key, (*shape, 2)).reshape(-1, 2)
     sizes = xp.asarray([size], dtype=word)
-    grid = _make_grid(xp, sizes, keys, _PAIRS_SMALL if size <= _SMALL else PAIRS)
+    grid = _make_grid(xp, sizes, keys, _PAIRS_SMALL if size <= SMALL else PAIRS)
     out = _map(xp, flat, grid, inverse)
     fits = size - 1 <= xp.iinfo(index.dtype).max
     return out.reshape(shape).astype(index.dtype if fits else xp.int64)
@@ -254,7 +255,7 @@ def permute_each(index: Array, size: Array, key: Array, *, small: bool = True) -
     index, size = xp.asarray(index).astype(xp.uint32), xp.asarray(size).astype(xp.uint32)
     key = xp.asarray(key)
     grid, first, second = _make_grid(xp, size, key, 0), key[:, 0], key[:, 1]
-    pairs = xp.where(size <= _SMALL, np.uint32(_PAIRS_SMALL), np.uint32(PAIRS))
+    pairs = xp.where(size <= SMALL, np.uint32(_PAIRS_SMALL), np.uint32(PAIRS))
 
     def round_key(number: Array) -> Array:
         return mix32(mix32(first + number * np.uint32(_GOLDEN)) ^ second)
@@ -297,7 +298,7 @@ def make_grids(sizes: np.ndarray, keys: np.ndarray) -> Grids:
       sizes: int64 (T,), at least 1 each.
       keys: uint32 (T, 2).
     """
-    small = sizes <= _SMALL
+    small = sizes <= SMALL
     if small.any() and not small.all():
         place = np.where(small, np.cumsum(small), np.cumsum(~small)) - 1
         kinds = (make_grids(sizes[mine], keys[mine]).kinds[0] for mine in (~small, small))

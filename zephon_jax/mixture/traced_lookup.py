@@ -17,12 +17,10 @@ import numpy as np
 
 from zephon_jax._arrays import Array
 from zephon_jax.kernels.keys import fold
-from zephon_jax.kernels.permutation import permute_each
+from zephon_jax.kernels.permutation import SMALL, permute_each
 from zephon_jax.mixture.dataset_order import DatasetOrder
 
 __all__ = ["LookupKeys", "TracedLookup", "keys_of"]
-
-_SMALL = 64  # sizes whose permutations have more rounds: see `kernels.permutation`
 
 
 class LookupKeys(NamedTuple):
@@ -206,4 +204,4 @@ def _pick(xp: object, component: Array, column: np.ndarray) -> Array:
 
 def _small(sizes: np.ndarray) -> bool:
     """True where some of the permutations of these sizes need more rounds."""
-    return bool((sizes <= _SMALL).any())
+    return bool((sizes <= SMALL).any())
