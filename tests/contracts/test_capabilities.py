@@ -55,7 +55,7 @@ def test_origin_and_part_of_any_source(source):
     assert source.origin_of(source.init(1, 3)) == 0
     tokens = getattr(source, "token_estimation", None) is not None
     assert source.unit == ("tokens" if tokens else "samples")
-    if not isinstance(source, zx.StaticMixtureWorkSource):
+    if not isinstance(source.init(), zx.MixtureState):
         with pytest.raises(ValueError, match="origin must be 0"):
             source.seek(7, 0, 2, origin=4)
         return
