@@ -158,7 +158,7 @@ _IN_PICKLES = {
     "LaneProgress": "analysis.lane_progress",
     "MappedFile": "data.memory_sources",
     "MixtureRules": "pipelines.ensure_mixture_state",
-    "PartShards": "data.dataset",
+    "PartShards": "data.part_shards",
     "RecordWeights": "pipelines.record_weights",
     "SampleName": "analysis.diff",
     "SourceShards": "data.shard_store",

@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import zephon_jax as zx
@@ -16,6 +18,7 @@ pytest.importorskip("click")
 from click.testing import CliRunner
 
 from zephon_jax.cli.commands import cli
+from zephon_jax.data.cache.decoded import decoded_blocks
 
 
 @pytest.fixture
@@ -74,6 +77,11 @@ def test_describe(folder):
     assert (facts["samples"], facts["shards"], facts["bytes"]) == (120, 3, size)
     (folder / "corpora" / "web" / "part-9.jsonl").write_text("")
     assert "1 shard without samples" in run("describe", "corpora/web")
+    pq.write_table(pa.table({"n": list(range(30))}), folder / "rows.parquet", row_group_size=10)
+    said = "rows.parquet: 3 row groups of about"
+    assert said in run("describe", "rows.parquet")
+    (facts,) = as_json("describe", "rows.parquet")
+    assert facts["decoded_budget"] == decoded_blocks().max_bytes
 
 
 def test_index(folder):

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import zephon_jax as zx
-from zephon_jax.data.cache.decoded import BlockUse, DecodedBlocks, decoded_blocks
+from zephon_jax.data.cache.block_plan import BlockUse
+from zephon_jax.data.cache.decoded import DecodedBlocks, decoded_blocks
 from zephon_jax.data.read_samples import read
 
 ROW = 200  # bytes of text

@@ -366,16 +366,43 @@ def test_parquet_that_cannot_be_read_in_one_piece(tmp_path, monkeypatch, pieces)
 
 READ_AND_END = """
 import sys, zephon_jax as zx
-from zephon_jax.data.read_samples import read
-assert read({0: zx.Dataset.from_path("a", sys.argv[1])}, [[0, 0, 5]])
+assert zx.read([zx.Dataset.from_path("a", sys.argv[1])], [[0, 0, 5]])
+"""
+ITERATE_AND_END = """
+import sys, zephon_jax as zx
+dataset = zx.Dataset.from_path("a", sys.argv[1])
+source = zx.StaticMixtureWorkSource([dataset], {"a": 1}, chunk_size=4)
+assert next(iter(zx.LaneIterDataset(source)))["data"]  # What follows is decoded ahead.
 """
 
 
-@pytest.mark.parametrize("num_runs", [5, pytest.param(50, marks=pytest.mark.slow)])
-def test_programs_that_read_a_parquet_record_end_well(tmp_path, table, num_runs):
+def write_in_format(folder, table, name):
+    if name == "parquet":
+        pq.write_table(table, folder / "a.parquet", row_group_size=7)
+    elif name == "jsonl":
+        (folder / "a.jsonl").write_text("".join(f"{json.dumps(n)}\n" for n in table.to_pylist()))
+    elif name == "megatron":
+        write_megatron(folder / "a", [[1, 2, 3]] * 20)
+    else:
+        writer = ArrayRecordWriter(str(folder / "a.array_record"), "group_size:1")
+        for row in range(20):
+            writer.write(b"%d" % row)
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "program", "num_runs"),
+    [
+        ("parquet", READ_AND_END, 5),
+        ("parquet", ITERATE_AND_END, 1),
+        pytest.param("parquet", ITERATE_AND_END, 50, marks=pytest.mark.slow),
+        *[pytest.param(n, READ_AND_END, 50, marks=pytest.mark.slow) for n in sorted(FORMATS)],
+    ],
+)
+def test_programs_that_read_a_record_end_well(tmp_path, table, name, program, num_runs):
     """Case 84: a thread of Arrow's that held an object of Python's aborted most of them."""
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
-    command = [sys.executable, "-c", READ_AND_END, str(tmp_path)]
+    write_in_format(tmp_path, table, name)
+    command = [sys.executable, "-c", program, str(tmp_path)]
     for _ in range(num_runs):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")

@@ -10,13 +10,18 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._process import PerProcess
 from zephon_jax._text import short
+from zephon_jax.data.formats.base import named_error
+
+if TYPE_CHECKING:
+    from zephon_jax.data.dataset import Dataset
+    from zephon_jax.data.id_groups import IdGroup
 
 __all__ = [
     "BadRecord",
@@ -26,7 +31,9 @@ __all__ = [
     "check_policy",
     "isolate",
     "note",
+    "read_records",
     "settle",
+    "with_names",
 ]
 
 _MOST_LISTED = 10_000  # Bad records that a process remembers.
@@ -108,6 +115,45 @@ def isolate(
         except Exception as one:
             found += isolate(read, half, one)
     return found
+
+
+def read_records(
+    read: Callable[[np.ndarray], Sequence[Any]], indices: np.ndarray, marked: bool
+) -> Sequence[Any]:
+    """The records at some places; where they are marked, with errors in the places of bad ones."""
+
+    def read_all(places: np.ndarray) -> Sequence[Any]:
+        records = read(places)
+        if len(records) != len(places):
+            raise ValueError(
+                f"{len(places)} records from {int(places[0])} to {int(places[-1])} were asked"
+                f" for, and {len(records)} came"
+            )
+        return records
+
+    try:
+        return read_all(indices)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:
+        if not marked:
+            raise
+        return isolate(read_all, indices, error)
+
+
+def with_names(dataset: Dataset, group: IdGroup, records: Sequence[Any]) -> Sequence[Any]:
+    """Names the bad ones among records."""
+    if not any(isinstance(record, Exception) for record in records):
+        return records
+    where = dataset.describe_shard(group.shard_id)
+    path = dataset.shards[group.shard_id].path if dataset.shards else None
+    named: list[Any] = []
+    for index, record in zip(group.indices.tolist(), records, strict=True):
+        if isinstance(record, Exception):
+            bad = BadRecord(dataset.name, group.shard_id, index, path, str(record))
+            record = Unreadable(bad, named_error(record, where))
+        named.append(record)
+    return named
 
 
 class _Known:

@@ -23,12 +23,14 @@ from zephon_jax.data.dataset_arguments import (
     checked_row_groups,
     frozen_counts,
     hive_of,
+    known_of,
 )
 from zephon_jax.data.files import File, PathLike, is_local
 from zephon_jax.data.find_shards import describe_shard, find_shards, location_of
 from zephon_jax.data.formats import get_format
 from zephon_jax.data.formats.base import named_error
 from zephon_jax.data.memory_sources import as_records
+from zephon_jax.data.part_shards import PartShards, by_row_groups
 from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.data.shard_store import (
     CountedShards,
@@ -393,64 +395,10 @@ class Dataset:
             columns=chosen,
             storage_options=None if storage_options is None else dict(storage_options),
             added_columns=added,
-            **_known(facts or [], chosen),
+            **known_of(facts or [], chosen),
         )
         dataset = cls(name, checked, store, on_bad_record, max_bad_records, data_changed)
-        return dataset._by_row_groups([one["rows"] for one in facts or ()]) if by_group else dataset
-
-    def _by_row_groups(self, rows: Sequence[Sequence[int]]) -> Dataset:
-        """The same samples, with each row group that has any as a shard.
-
-        Args:
-          rows: Rows of each group of each file.
-        """
-        counts = np.asarray([num for group in rows for num in group], dtype=np.int64)
-        if not counts.any():
-            return self
-        file = np.repeat(np.arange(len(rows)), [len(group) for group in rows])
-        starts = np.concatenate([np.cumsum([0, *group])[:-1] for group in rows]).astype(np.int64)
-        filled = counts > 0
-        rule = SplitRule(file[filled], counts[filled], starts[filled], None)
-        store = PartShards(
-            self,
-            rule,
-            location=self.location,
-            files=tuple(self.shards[i] for i in rule.shard_ids),
-            format=self.format,
-            staged=self.store.staged,
-            row_groups=True,
-        )
-        return replace(self, shard_counts=rule.counts, store=store)
-
-
-def _known(facts: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> dict[str, Any]:
-    """What a store keeps of what the index knows of its files."""
-    digests = [one.get("digest") for one in facts]
-    sizes = [item for one in facts for item in one.get("bytes", {}).items()]
-    return {
-        "digests": None if None in digests or not digests else tuple(digests),
-        "num_row_groups": sum(len(one.get("rows", ())) for one in facts),
-        "decoded_bytes": sum(size for name, size in sizes if not columns or name in columns),
-    }
-
-
-@dataclass(frozen=True, eq=False)
-class PartShards(ShardStore):
-    """Shards that are parts of another dataset's shards."""
-
-    __module__ = "zephon_jax"
-
-    whole: Dataset
-    rule: SplitRule
-    location: str | None = None
-    files: tuple[File, ...] = ()
-    format: str | None = None
-    staged: bool = False
-    # True if each shard is a row group, so that `whole` is the same data by files.
-    row_groups: bool = False
-
-    def num_bytes(self, shard_counts: np.ndarray) -> np.ndarray | None:
-        """Those of the whole shards, in proportion to the samples."""
-        del shard_counts
-        whole = self.whole.shard_bytes
-        return None if whole is None else self.rule.share_bytes(whole, self.whole.shard_counts)
+        parts = by_row_groups(dataset, [one["rows"] for one in facts or ()]) if by_group else None
+        if parts is None:
+            return dataset
+        return replace(dataset, shard_counts=parts.rule.counts, store=parts)

@@ -21,6 +21,7 @@ __all__ = [
     "checked_row_groups",
     "frozen_counts",
     "hive_of",
+    "known_of",
 ]
 
 RowGroups = Literal["files", "shards"]
@@ -165,3 +166,14 @@ def frozen_counts(name: str, counts: np.ndarray) -> np.ndarray:
     counts = np.array(checked_counts(name, counts), dtype=np.int64)
     counts.flags.writeable = False
     return counts
+
+
+def known_of(facts: Sequence[Mapping[str, Any]], columns: Sequence[str] | None) -> dict[str, Any]:
+    """What a store keeps of what the index knows of its files."""
+    digests = [one.get("digest") for one in facts]
+    sizes = [item for one in facts for item in one.get("bytes", {}).items()]
+    return {
+        "digests": None if None in digests or not digests else tuple(digests),
+        "num_row_groups": sum(len(one.get("rows", ())) for one in facts),
+        "decoded_bytes": sum(size for name, size in sizes if not columns or name in columns),
+    }

@@ -10,7 +10,8 @@ import numpy as np
 
 from zephon_jax._text import short
 from zephon_jax.data.cache.decoded import decoded_blocks
-from zephon_jax.data.dataset import Dataset, PartShards
+from zephon_jax.data.dataset import Dataset
+from zephon_jax.data.part_shards import PartShards
 
 __all__ = ["warn_of_decoding"]
 

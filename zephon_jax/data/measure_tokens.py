@@ -19,7 +19,8 @@ from zephon_jax._text import short
 from zephon_jax.data.count_tokens import count_records
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.formats.base import named_error
-from zephon_jax.data.reader import Reader, check_readable, default_reader
+from zephon_jax.data.id_groups import check_readable
+from zephon_jax.data.reader import Reader, default_reader
 from zephon_jax.data.shard_store import SourceShards
 from zephon_jax.data.token_estimation import RATIO_UNIT, TokenEstimation, shard_costs
 from zephon_jax.kernels.keys import fold, make_key

@@ -16,38 +16,38 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from zephon_jax._process import PerProcess, from_environment
-from zephon_jax.data.bad_records import BadRecord, Unreadable, isolate
-from zephon_jax.data.cache.decoded import BlockUse, decoded_blocks
+from zephon_jax.data.bad_records import Unreadable, read_records, with_names
+from zephon_jax.data.cache.block_plan import BlockUse
+from zephon_jax.data.cache.decoded import decoded_blocks
 from zephon_jax.data.cache.stager import Shard, Stager, default_stager
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.formats import OpenShard, get_format
 from zephon_jax.data.formats.base import named_error
+from zephon_jax.data.id_groups import (
+    IdGroup,
+    as_ids,
+    check_range,
+    check_readable,
+    group_ids,
+    put_back,
+)
 from zephon_jax.data.open_files import OpenFiles
 from zephon_jax.data.shard_store import SourceShards
 
-__all__ = ["IdGroup", "Reader", "as_ids", "check_readable", "default_reader", "group_ids"]
+__all__ = ["Reader", "default_reader"]
 
 DEFAULT_OPEN_FILES = 64
 DEFAULT_WINDOW_BYTES = 1 << 26
 
 # Records in a window before it is known how large those of a dataset are.
 _PROBE = 256
-
-
-class IdGroup(NamedTuple):
-    """The samples of one shard in a call, in file order."""
-
-    dataset_id: int
-    shard_id: int
-    # Place in the shard, int64 (n,), sorted.
-    indices: np.ndarray
 
 
 class Reader:
@@ -103,7 +103,7 @@ class Reader:
         check_readable(datasets_by_id, sample_ids)
         groups, inverse = group_ids(sample_ids)
         for group in groups:
-            _check_range(datasets_by_id[group.dataset_id], group)
+            check_range(datasets_by_id[group.dataset_id], group)
         records: list[Any] = []
         with self._fetching(datasets_by_id, groups):
             for group in groups:
@@ -286,10 +286,10 @@ class Reader:
                 # The places of a part are spread over its shard by a permutation of their own.
                 order = np.argsort(indices, kind="stable")
                 found = self._read_shard(physical, shard_id, indices[order], marked)
-                records = _put_back(found, order)
+                records = put_back(found, order)
         except Exception as error:
             raise named_error(error, dataset.describe_shard(group.shard_id)) from error
-        return _with_names(dataset, group, records) if marked else records
+        return with_names(dataset, group, records) if marked else records
 
     def _read_shard(
         self, dataset: Dataset, shard_id: int, indices: np.ndarray, marked: bool
@@ -301,10 +301,10 @@ class Reader:
             def read_source(places: np.ndarray) -> Sequence[Any]:
                 return store.read((places + first).tolist(), dataset.num_samples)
 
-            records = _read_records(read_source, indices, marked)
+            records = read_records(read_source, indices, marked)
         else:
             with self._files.get().opened(dataset.shard(shard_id), self._stager) as shard:
-                records = _read_records(shard.read, indices, marked)
+                records = read_records(shard.read, indices, marked)
         if store.files and records and isinstance(records[0], bytes):
             self._learn(dataset, shard_id, [one for one in records if isinstance(one, bytes)])
         return records
@@ -326,7 +326,7 @@ class Reader:
         begin = 0
         for group in groups:
             dataset = datasets_by_id[group.dataset_id]
-            _check_range(dataset, group)
+            check_range(dataset, group)
             mine = place[begin : begin + len(group.indices)]
             begin += len(group.indices)
             physical, shard_id, indices = dataset.resolve(group.shard_id, group.indices)
@@ -353,129 +353,10 @@ class Reader:
             raise named_error(error, dataset.describe_shard(shard_id)) from error
 
 
-def as_ids(sample_ids: Any) -> np.ndarray:
-    """Returns sample ids as int64 (n, 3)."""
-    return np.asarray(sample_ids, dtype=np.int64).reshape(-1, 3)
-
-
-def group_ids(sample_ids: np.ndarray) -> tuple[list[IdGroup], np.ndarray | None]:
-    """Sorts ids by place, cuts them by shard, and says where each id went.
-
-    Args:
-      sample_ids: int64 (n, 3).
-
-    Returns:
-      The groups, and the place of each id among all of theirs, int64 (n,); None if none moved.
-
-    Example:
-      >>> groups, place = group_ids(as_ids([(0, 1, 5), (0, 0, 7), (0, 1, 2)]))
-      >>> [(group.shard_id, group.indices.tolist()) for group in groups], place.tolist()
-      ([(0, [7]), (1, [2, 5])], [2, 0, 1])
-    """
-    order = np.lexsort((sample_ids[:, 2], sample_ids[:, 1], sample_ids[:, 0]))
-    places = np.arange(len(order))
-    ids, inverse = sample_ids, None
-    if not np.array_equal(order, places):
-        ids, inverse = sample_ids[order], np.empty_like(places)
-        inverse[order] = places
-    cuts = np.flatnonzero(np.any(ids[1:, :2] != ids[:-1, :2], axis=1)) + 1
-    groups = [
-        IdGroup(int(part[0, 0]), int(part[0, 1]), np.ascontiguousarray(part[:, 2]))
-        for part in np.split(ids, cuts)
-        if len(part)
-    ]
-    return groups, inverse
-
-
-def _read_records(
-    read: Callable[[np.ndarray], Sequence[Any]], indices: np.ndarray, marked: bool
-) -> Sequence[Any]:
-    """The records at some places; where they are marked, with errors in the places of bad ones."""
-
-    def read_all(places: np.ndarray) -> Sequence[Any]:
-        records = read(places)
-        if len(records) != len(places):
-            raise ValueError(
-                f"{len(places)} records from {int(places[0])} to {int(places[-1])} were asked"
-                f" for, and {len(records)} came"
-            )
-        return records
-
-    try:
-        return read_all(indices)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:
-        if not marked:
-            raise
-        return isolate(read_all, indices, error)
-
-
-def _with_names(dataset: Dataset, group: IdGroup, records: Sequence[Any]) -> Sequence[Any]:
-    """Names the bad ones among records."""
-    if not any(isinstance(record, Exception) for record in records):
-        return records
-    where = dataset.describe_shard(group.shard_id)
-    path = dataset.shards[group.shard_id].path if dataset.shards else None
-    named: list[Any] = []
-    for index, record in zip(group.indices.tolist(), records, strict=True):
-        if isinstance(record, Exception):
-            bad = BadRecord(dataset.name, group.shard_id, index, path, str(record))
-            record = Unreadable(bad, named_error(record, where))
-        named.append(record)
-    return named
-
-
-def _put_back(found: Sequence[Any], order: np.ndarray) -> list[Any]:
-    """Returns records that were read in sorted order at the places of their ids."""
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(len(order))
-    return [found[place] for place in inverse.tolist()]
-
-
-def check_readable(
-    datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray | None = None
-) -> None:
-    """Refuses datasets that have no data behind them.
-
-    Args:
-      datasets_by_id: Dataset of each dataset id.
-      sample_ids: int64 (n, 3); only the datasets that occur are checked. None for all.
-
-    Raises:
-      ValueError: Naming the dataset.
-    """
-    ids = datasets_by_id if sample_ids is None else np.unique(sample_ids[:, 0]).tolist()
-    for dataset_id in ids:
-        if dataset_id not in datasets_by_id:
-            raise ValueError(
-                f"sample ids name dataset {dataset_id}; known are {sorted(datasets_by_id)}."
-            )
-        dataset = datasets_by_id[dataset_id]
-        if not dataset.readable:
-            raise ValueError(
-                f"dataset {dataset.name!r} cannot be read: only its counts are known. "
-                "Build it with Dataset.from_path to read from it."
-            )
-
-
 def _mean_bytes(dataset: Dataset, shard_id: int) -> float:
     if not dataset.shards:
         return 1024.0  # Nothing is known about what a source returns.
     return dataset.shards[shard_id].size / max(1, int(dataset.shard_counts[shard_id]))
-
-
-def _check_range(dataset: Dataset, group: IdGroup) -> None:
-    if not 0 <= group.shard_id < len(dataset.shard_counts):
-        raise ValueError(
-            f"dataset {dataset.name!r} has {dataset.num_shards} shards; got shard {group.shard_id}."
-        )
-    count = int(dataset.shard_counts[group.shard_id])
-    for index in (int(group.indices[0]), int(group.indices[-1])):
-        if not 0 <= index < count:
-            raise ValueError(
-                f"{dataset.describe_shard(group.shard_id)} has {count} samples; got index {index}."
-            )
 
 
 def _make_reader(max_open_files: int, window_bytes: int) -> Reader:

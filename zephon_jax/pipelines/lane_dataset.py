@@ -310,7 +310,7 @@ class LaneIterator(grain.DatasetIterator):
         """The lane's place as plain JSON."""
         if self._encoded is None:
             encoded = state_to_dict(self._state)
-            self._encoded = encoded, slot_checks(encoded["state"])
+            self._encoded = encoded, slot_checks(str(encoded["state"]))
         encoded, check = self._encoded
         slot, skipped = self._slots[self._delivered], self.num_skipped
         found = {**encoded, "slot": slot, "check": check(slot)}

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon_jax.data.cache.decoded import BlockUse
+from zephon_jax.data.cache.block_plan import BlockUse
 from zephon_jax.data.files import File
 
 __all__ = [

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zephon_jax.data.cache.decoded import BlockUse, decoded_blocks, take_rows
+from zephon_jax.data.cache.block_plan import BlockUse
+from zephon_jax.data.cache.decoded import decoded_blocks, take_rows
 from zephon_jax.data.formats.base import (
     FetchRange,
     OpenShard,
