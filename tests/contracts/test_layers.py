@@ -100,7 +100,7 @@ def test_arrows_between_folders_point_one_way(path):
     assert ours <= {own, "__version__"} | lower | HELPERS
 
 
-@pytest.mark.parametrize("room", LIGHT)
+@pytest.mark.parametrize("room", sorted(LIGHT))
 def test_schedules_and_data_import_neither_jax_nor_grain(room):
     for path in (PACKAGE / room).rglob("*.py"):
         tops = {name.split(".")[0] for name in imports_of(path, False)}
