@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import warnings
 from fractions import Fraction
@@ -13,6 +14,7 @@ from support.elastic_runs import hosts, rows
 from support.helpers import chunks_of, mixture, samples_of, scheduled
 
 import zephon_jax as zx
+from zephon_jax.mixture.positions import Steps
 
 NAMES = "abcdefghij"
 
@@ -297,3 +299,30 @@ def test_states_of_another_schedule_are_refused():
     wrong = state._replace(carry=state.carry + np.asarray([1, 0], dtype=np.int32))
     with pytest.raises(ValueError, match="contradicts itself"):
         one.next_chunk(wrong)
+
+
+def test_long_histories_are_gone_through_once(monkeypatch):
+    """A restore goes through no change before its chunk, and a seek only once through all."""
+    rnd = random.Random(5)
+    stages = [(1000 * (n + 1), [rnd.randint(1, 50) for _ in range(4)]) for n in range(99)]
+    made = {"ramp": "linear", "chunk_size": 500, "exhausted_policy": "repeat"}
+    source = scheduled([10**6] * 4, [*stages, (None, [1, 1, 1, 1])], **made)
+    calls, step = [], Steps.changed
+
+    def counted(self, position):
+        calls.append(position.chunk_index)
+        return step(self, position)
+
+    monkeypatch.setattr(Steps, "changed", counted)
+    data = zx.encode_state(source.seek(98_990))
+    assert len(calls) > 5000
+    for g in (98_991, 17, 55_555):
+        calls.clear()
+        source.seek(g)
+        assert not calls
+    fresh = pickle.loads(pickle.dumps(source))
+    chunks = chunks_of(fresh, state=zx.decode_state(fresh, data), limit=3)
+    assert len(calls) <= 1
+    assert [list(c)[:9] for c in chunks] == [
+        list(c)[:9] for c in chunks_of(source, state=source.seek(98_990), limit=3)
+    ]

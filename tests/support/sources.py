@@ -124,6 +124,16 @@ SOURCES = {
         chunk_size=7,
         exhausted_policy="redistribute",
     ),
+    "changed": lambda: mixture(
+        [[31, 3], [50]], [5, 3], chunk_size=9, stop_after_passes=2, **ALL_SHUFFLES
+    ).with_mixture(
+        {"a": 1, "b": 0, "new": 2},
+        5,
+        datasets=[
+            zx.Dataset.from_counts("a", [31, 3, 0, 8]),
+            zx.Dataset.from_counts("new", [20, 6]),
+        ],
+    ),
     "custom": CountSource,
     "concatenate": lambda: zx.concatenate(sharing()),
     "interleave": lambda: zx.interleave(sharing(), [5, 3]),
