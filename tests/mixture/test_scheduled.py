@@ -158,7 +158,7 @@ def check_everywhere(seed):
 
 
 def test_chunks_samples_and_lanes_of_drawn_schedules():
-    for seed in range(10_000, 10_012):
+    for seed in [*range(10_000, 10_012), 20_084]:  # in the last one a dataset leaves at a change
         check_everywhere(seed)
 
 

@@ -66,8 +66,8 @@ class Steps:
     """The steps of a run. Immutable but for the allocations that it remembers."""
 
     rules: ExhaustionRules
-    _allocations: dict[tuple[int, bytes, bytes], Allocation] = field(
-        default_factory=dict[tuple[int, bytes, bytes], Allocation]
+    _allocations: dict[tuple[int, bool, bytes, bytes], Allocation] = field(
+        default_factory=dict[tuple[int, bool, bytes, bytes], Allocation]
     )
     _first: Position | None = None
 
@@ -83,14 +83,18 @@ class Steps:
         place = bisect.bisect_right(weighings, chunk_index, key=lambda one: one.first_chunk)
         return weighings[place - 1]
 
-    def _allocation(self, weighing: Weighing, active: np.ndarray, base: np.ndarray) -> Allocation:
+    def _allocation(
+        self, weighing: Weighing, active: np.ndarray, base: np.ndarray, fine: bool = False
+    ) -> Allocation:
         """The quotas of the active components where all carries are zero."""
         rules = self.rules
         # What a draw costs depends on its place in its dataset; a carry knows nothing of that.
-        known = weighing.first_chunk, active.tobytes(), base.tobytes() if rules.costs else b""
+        known = weighing.first_chunk, fine, active.tobytes(), base.tobytes() if rules.costs else b""
         if known not in self._allocations:
             units = _units(weighing, active)
-            if rules.costs is not None:
+            if fine:
+                made = CarriedQuotas(self._fine_shares(weighing, active))
+            elif rules.costs is not None:
                 made = VirtualTimeQuotas(units, rules.chunk_size, rules.costs, base)
             else:
                 make = quota.fixed_shares_of if rules.fixed else quota.shares_of
@@ -110,7 +114,9 @@ class Steps:
         """The position at which an era begins and all carries are zero."""
         weighing = self.weighing_at(chunk_index)
         active = self._active(weighing, drawn)
-        allocation = self._allocation(weighing, active, drawn) if active.any() else None
+        # At a change carries are in the units of one, also where somebody leaves there.
+        fine = 0 < weighing.first_chunk == chunk_index and not self.rules.fixed
+        allocation = self._allocation(weighing, active, drawn, fine) if active.any() else None
         era = Era(chunk_index, weighing, chunk_index, drawn, active, allocation)
         size = 0 if self.rules.costs is not None else drawn.size
         return Position(chunk_index, era, np.zeros(size, dtype=np.int32), drawn)
