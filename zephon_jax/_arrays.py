@@ -58,8 +58,11 @@ def is_tracer(value: object) -> bool:
 
 def namespace(*values: object) -> Namespace:
     """Returns `jax.numpy` when one of the values is a JAX array, else `numpy`."""
-    if any(is_jax(value) for value in values):
-        return sys.modules["jax"].numpy
+    array = _of_jax("Array")
+    if array is not None:
+        for value in values:
+            if isinstance(value, array):
+                return sys.modules["jax"].numpy
     return np
 
 

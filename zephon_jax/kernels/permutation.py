@@ -121,13 +121,10 @@ def round_trip(xp: Namespace, index: Array, grid: Grid, inverse: bool) -> Array:
 
 def _take(grid: Grid, where: np.ndarray) -> Grid:
     """The grids of some elements: fields of one element serve all."""
-
-    def pick(field: Array) -> Array:
-        return field if field.size == 1 else field.take(where)
-
-    keys = tuple(pick(key) for key in grid.round_keys)
-    fields = (pick(field) for field in grid[:-1])
-    return Grid(*fields, round_keys=keys)
+    taken = [
+        field if field.size == 1 else field.take(where) for field in (*grid[:-1], *grid.round_keys)
+    ]
+    return Grid(*taken[: len(grid) - 1], round_keys=tuple(taken[len(grid) - 1 :]))
 
 
 def _map(xp: Namespace, index: Array, grid: Grid, inverse: bool) -> Array:
