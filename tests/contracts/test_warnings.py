@@ -121,3 +121,24 @@ def test_a_backend_that_does_not_work_here(caught):
         jax.config.update("jax_platforms", before)
         zx.use_backend("numpy")
     check_line(caught, "leaves out the CPU", test_a_backend_that_does_not_work_here)
+
+
+def test_kernels_that_do_not_compile_here(caught, monkeypatch):
+    def refuse(function, args):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("zephon_jax.kernels.compiled._compile", refuse)
+    sizes = {"n": 1, "m": 1}
+    many = [zx.Dataset.from_counts(name, [1 << 16]) for name in sizes]
+    zx.use_backend("jax")
+    try:
+        source = zx.StaticMixtureWorkSource(
+            many, sizes, chunk_size=1 << 15, shuffle_within_shard=True
+        )
+        state = source.init()
+        for _ in range(3):
+            state = source.next_chunk(state)[1]
+            zx.kernels.compiled.finish_compiling()
+    finally:
+        zx.use_backend("numpy")
+    check_line(caught, "compiled kernels do not work here", test_kernels_that_do_not_compile_here)

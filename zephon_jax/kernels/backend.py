@@ -5,20 +5,26 @@ that trains is never queued on. Where a kernel is not compiled yet, or cannot be
 work, so that nobody waits and nothing fails.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import functools
 import os
-import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zephon_jax._text import short
+from zephon_jax._warn import warn
 from zephon_jax.kernels import compiled as kernels
 from zephon_jax.kernels import permutation, swrr
 from zephon_jax.kernels.compiled import compiled, finish_compiling
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = [
     "BACKENDS",
@@ -35,7 +41,7 @@ _LEAST = 2048  # elements for which calling a kernel pays
 _MOST = 1 << 18  # permutations whose fields are put on the device
 _MAX_GRIDS = 16
 _chosen = "numpy"
-_columns: dict[int, tuple[Any, Any]] = {}
+_columns: dict[int, tuple[tuple[np.ndarray, ...], np.ndarray | jax.Array]] = {}
 
 
 def use_backend(name: str) -> None:
@@ -62,10 +68,7 @@ def use_backend(name: str) -> None:
     if name == "jax":
         reason = kernels.start()
         if reason is not None:
-            warnings.warn(
-                f"{reason}. Schedules are computed with NumPy here, in the same order.",
-                stacklevel=2,
-            )
+            warn(f"{reason}. Schedules are computed with NumPy here, in the same order.")
             name = "numpy"
     _chosen = name
 
@@ -88,8 +91,8 @@ def swrr_orders(counts: np.ndarray, size: int) -> list[np.ndarray]:
     num_rows, k = counts.shape
     lengths = counts.sum(axis=1).tolist()
 
-    def side_by_side(kernel: Callable[..., np.ndarray]) -> list[np.ndarray]:
-        found = []
+    def side_by_side(kernel: kernels.Kernel) -> list[np.ndarray]:
+        found: list[np.ndarray] = []
         for first in range(0, num_rows, _ROWS):
             block = np.zeros((k, _ROWS), dtype=np.int32)
             block[:, : min(_ROWS, num_rows - first)] = counts[first : first + _ROWS].T
@@ -114,7 +117,7 @@ def rounds() -> Callable[..., np.ndarray]:
     return _compiled_trip if _chosen == "jax" else permutation.first_trip
 
 
-def _trip(index: Any, rows: Any, columns: Any) -> Any:
+def _trip(index: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
     """The rounds on JAX arrays: elements uint32 (n,), their rows int32 (n,), fields (9, T)."""
     import jax.numpy as jnp
 
@@ -136,7 +139,7 @@ def _padded_rows(number: int) -> int:
     return 1 << max(8, (number - 1).bit_length() + 1 & ~1)
 
 
-def _columns_of(grid: permutation.Grid) -> Any:
+def _columns_of(grid: permutation.Grid) -> np.ndarray | jax.Array:
     """A grid's fields, uint32 (9, T): on the CPU device from the second question on.
 
     Most grids serve one question only, and to put them there costs as much as a kernel.
@@ -169,7 +172,7 @@ def _compiled_trip(index: np.ndarray, rows: np.ndarray, grid: permutation.Grid) 
     fields = kernels.like((3 + len(grid.round_keys), num_rows), np.uint32)
     example = words, words.view(np.int32), fields
 
-    def once_round(kernel: Callable[..., np.ndarray]) -> np.ndarray:
+    def once_round(kernel: kernels.Kernel) -> np.ndarray:
         padded = np.zeros((2, size), dtype=np.uint32)
         padded[0, : index.size], padded[1, : index.size] = index, rows
         out = kernel(padded[0], padded[1].view(np.int32), _columns_of(grid))

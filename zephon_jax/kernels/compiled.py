@@ -6,22 +6,43 @@ calls. Where there is no such device, or JAX refuses, NumPy does the work: the o
 JAX is imported, and its CPU client made, when the first function is compiled and not before.
 """
 
+# JAX does not say all of its types.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
 import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike
+
+from zephon_jax._warn import warn
+
+if TYPE_CHECKING:
+    import jax
 
 __all__ = ["attempt", "compiled", "finish_compiling", "like", "place", "start", "why_not"]
 
-_compiled: dict[tuple[Any, ...], Future[Callable[..., Any]]] = {}
+Name: TypeAlias = tuple[Hashable, ...]  # what a function is for, and the sizes it takes
+R = TypeVar("R")
+
+
+class Kernel(Protocol):
+    """A compiled function of arrays, of NumPy or put on the device by `place`."""
+
+    def __call__(self, *args: np.ndarray | jax.Array) -> np.ndarray:
+        """Its result, an array of NumPy."""
+        ...
+
+
+_compiled: dict[Name, Future[Kernel]] = {}
 _forked = False
 _failed = False
 
@@ -56,7 +77,7 @@ def start() -> str | None:
 
 
 @functools.cache
-def _device() -> Any:
+def _device() -> object:
     import jax
 
     return jax.local_devices(backend="cpu")[0]
@@ -68,7 +89,7 @@ def _compiler() -> ThreadPoolExecutor:
 
 
 @contextlib.contextmanager
-def _own_settings() -> Iterator[None]:
+def _own_settings() -> Generator[None]:
     """Settings of the program around are for its own arrays."""
     import jax
 
@@ -79,43 +100,47 @@ def _own_settings() -> Iterator[None]:
         yield
 
 
-def like(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def like(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
     """An array that stands for all of this shape and type, without memory of its own."""
     return np.broadcast_to(np.zeros((), dtype), shape)
 
 
-def _compile(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
+def _compile(function: Callable[..., jax.Array], args: Sequence[np.ndarray]) -> Kernel:
     import jax
 
     sharding = jax.sharding.SingleDeviceSharding(_device())
-    specs = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), args
-    )
+    specs = [jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=sharding) for arg in args]
     with _own_settings():
         ready = jax.jit(function).lower(*specs).compile()
 
-    def call(*args: Any) -> Any:
+    def call(*args: np.ndarray | jax.Array) -> np.ndarray:
         with _own_settings():
-            return jax.tree.map(np.asarray, ready(*args))
+            return np.asarray(ready(*args))
 
     return call
 
 
+def _started_by_python() -> bool:
+    """False in a thread that runs a callback of a JAX program, or another library's call."""
+    kind = type(threading.current_thread())
+    return kind.__name__ != "_DummyThread" or kind.__module__ != "threading"
+
+
 def attempt(
-    name: tuple[Any, ...],
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    work: Callable[[Callable[..., Any]], Any],
+    name: Name,
+    function: Callable[..., jax.Array],
+    args: Sequence[np.ndarray],
+    work: Callable[[Kernel], R],
     *,
     wait: bool = False,
-) -> Any:
+) -> R | None:
     """Does some work with a compiled function.
 
     Args:
       name: What the function is for and the sizes it takes.
-      function: Takes and returns pytrees of JAX arrays.
-      args: Pytrees of arrays of the shapes and types that it will be given.
-      work: Gets the compiled function, which takes pytrees of arrays and returns NumPy arrays.
+      function: Takes JAX arrays and returns one.
+      args: Arrays of the shapes and types that it will be given.
+      work: Gets the compiled function, which takes arrays and returns one of NumPy.
       wait: Wait for the compiler. Otherwise a thread compiles and nobody waits.
 
     Returns:
@@ -123,7 +148,7 @@ def attempt(
     """
     # A thread that Python did not start runs a callback of a JAX program. The CPU's threads may
     # all be waiting for that, and a kernel would wait for one of them.
-    if _forked or _failed or isinstance(threading.current_thread(), threading._DummyThread):
+    if _forked or _failed or not _started_by_python():
         return None
     try:
         future = _compiled.get(name)
@@ -145,14 +170,13 @@ def _give_up(error: Exception) -> None:
     if not _failed:
         _failed = True
         _compiled.clear()
-        warnings.warn(
+        warn(
             "compiled kernels do not work here: schedules are computed with NumPy, in the same"
-            f" order. {type(error).__name__}: {error}",
-            stacklevel=4,
+            f" order. {type(error).__name__}: {error}"
         )
 
 
-def place(array: np.ndarray) -> Any:
+def place(array: np.ndarray) -> jax.Array:
     """Puts an array on the device for many calls."""
     import jax
 
@@ -166,6 +190,6 @@ def finish_compiling() -> None:
         future.exception()
 
 
-def compiled() -> list[tuple[Any, ...]]:
+def compiled() -> list[Name]:
     """The names of the functions that are ready."""
     return [name for name, future in list(_compiled.items()) if future.done()]

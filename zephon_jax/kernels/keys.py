@@ -6,6 +6,9 @@ kernel derives the key of any coordinate by itself. No generator is carried anyw
 coordinates give the same key on every machine, in NumPy and in JAX.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import hashlib

@@ -6,6 +6,9 @@ every P chunks then reaches every lane. "modulo" deals in turn, and a period tha
 with the number of lanes starves some of them.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import numpy as np

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -142,11 +142,14 @@ def _walk(xp: Namespace, index: Array, grid: Grid, inverse: bool) -> Array:
     """Goes round until every element is below its size."""
     out = round_trip(xp, index, grid, inverse)
     if xp is not np:
-        return sys.modules["jax"].lax.while_loop(
-            lambda value: xp.any(value >= grid.size),
-            lambda value: xp.where(value >= grid.size, round_trip(xp, value, grid, inverse), value),
-            out,
-        )
+
+        def outside_of(value: Array) -> Array:
+            return xp.any(value >= grid.size)
+
+        def again_outside(value: Array) -> Array:
+            return xp.where(value >= grid.size, round_trip(xp, value, grid, inverse), value)
+
+        return sys.modules["jax"].lax.while_loop(outside_of, again_outside, out)
     (outside,) = np.nonzero(out >= grid.size)
     while outside.size:
         part = _take(grid, outside)
@@ -319,7 +322,7 @@ def permute_rows(
     index: np.ndarray,
     rows: np.ndarray,
     grids: Grids,
-    trip: Callable[[np.ndarray, np.ndarray, Any], np.ndarray] = first_trip,
+    trip: Callable[[np.ndarray, np.ndarray, Grid], np.ndarray] = first_trip,
 ) -> np.ndarray:
     """Permutes elements that belong to many permutations at once, on the host.
 

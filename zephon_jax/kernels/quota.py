@@ -6,6 +6,9 @@ nor one ahead, for ever, and quotas are never negative. The same rule serves Num
 32 bits: what would not fit is split into whole and remaining parts on the host.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import math
@@ -157,12 +160,13 @@ def fixed_shares_of(weights: Sequence[Fraction | int], chunk_size: int) -> Share
 
 def init_carry(shares: Shares) -> np.ndarray:
     """The carry before the first chunk: int32 zeros (k,)."""
-    return np.zeros(shares.rem.shape, dtype=np.int32)
+    shape: tuple[int, ...] = shares.rem.shape
+    return np.zeros(shape, dtype=np.int32)
 
 
 def rank(xp: Namespace, value: Array) -> Array:
     """Place of each element in ascending order, ties to the earlier: int32, along the last axis."""
-    k = value.shape[-1]
+    k: int = value.shape[-1]
     if xp is np and value.ndim == 2 and k <= _SMALL:  # many at once, one component after another
         columns, ranks = np.ascontiguousarray(value.T), np.empty(value.shape, dtype=np.int32)
         for d in range(k):
@@ -171,7 +175,8 @@ def rank(xp: Namespace, value: Array) -> Array:
         return ranks
     if k <= _SMALL:
         one, other = value[..., :, None], value[..., None, :]
-        earlier = np.arange(k)[:, None] > np.arange(k)[None, :]
+        place = np.arange(k, dtype=np.int32)
+        earlier = place[:, None] > place[None, :]
         return xp.sum((other < one) | ((other == one) & earlier), axis=-1, dtype=xp.int32)
     order = xp.argsort(value, axis=-1, stable=True)
     if xp is np:
@@ -264,7 +269,8 @@ def steady_carry(
     owed = rounds * shares.rem.astype(np.int64)
     if start is not None:
         owed += start
-    residue = owed - owed // unit * unit  # NumPy divides by a scalar faster than it takes rests
+    # NumPy divides by a scalar faster than it takes rests.
+    residue: Array = owed - owed // unit * unit
     missing = residue.sum(axis=-1, keepdims=True) // unit
     gets = rank(np, -residue) < missing
     carry = np.where(gets, residue - unit, residue).astype(np.int32)

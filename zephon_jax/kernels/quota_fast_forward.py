@@ -57,7 +57,7 @@ def _events(
     unit = int(shares.unit)
     owed = ((steps % unit)[:, None] * shares.rem.astype(np.int64) + carry) % unit
     common = np.delete(owed, rare, axis=1)
-    places = np.delete(np.arange(owed.shape[1]), rare)
+    places = np.setdiff1d(np.arange(owed.shape[1], dtype=np.int64), rare)
     mine = owed[:, rare]
     behind = np.empty_like(mine)
     for t, d in enumerate(rare.tolist()):
@@ -75,7 +75,8 @@ def _follow(shares: Shares, carry: np.ndarray, start: int, stop: int) -> Iterato
         steps = np.arange(first, min(first + _BLOCK, stop - start + 1))
         owed, missing, whole, behind = _events(shares, rare, carry, steps)
         could = (behind < missing[:, None]) @ bits
-        flags, left = [], missing.tolist()
+        flags: list[int] = []
+        left: list[int] = missing.tolist()
         for n, (comes, able) in enumerate(
             zip((whole @ bits).tolist(), could.tolist(), strict=True)
         ):

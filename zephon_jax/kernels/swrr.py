@@ -65,11 +65,12 @@ def _order_host(counts: np.ndarray, size: int) -> np.ndarray:
         for slot in range(size):
             if slot > 1:
                 deficit += row
-            best = deficit.argmax()
-            taken[slot] = best
-            deficit[best] -= total[0]
+            first = deficit.argmax()
+            taken[slot] = first
+            deficit[first] -= total[0]
         return chosen.T
-    flat, base = deficit.reshape(-1), np.arange(counts.shape[0]) * counts.shape[1]
+    flat = deficit.reshape(-1)
+    base = np.arange(counts.shape[0], dtype=np.int64) * counts.shape[1]
     for slot in range(size):
         if slot > 1:
             deficit += counts

@@ -196,7 +196,7 @@ class VirtualTime:
         pieces = [c.cost.pieces(*two) for c, two in pairs]
         # Costs count from a moment nearby, so that floats hold them.
         moment = min((c.cost.draw(a).before - c.spent) // c.weight for c, (a, _) in pairs)
-        lines = []
+        lines: list[Line] = []
         for c, part in zip(self._components, pieces, strict=True):
             if part is None:
                 return None

@@ -4,6 +4,9 @@ Weights arrive as numbers that people type and leave as integers over a common d
 float means the decimal that was typed: 0.1 is one tenth, not the binary number next to it.
 """
 
+# Callers may not be typed.
+# pyright: reportUnnecessaryIsInstance=false
+
 from __future__ import annotations
 
 import heapq

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon_jax._warn import warn
 from zephon_jax.sources.checks import draw, first_state, first_states
 from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.walk import walk
@@ -160,10 +161,9 @@ def check_even(source: WorkSource, num_lanes: int, lengths: np.ndarray, rows: in
         )
     total, lost = _lost(lengths, rows)
     if lost > _TOLERATED * total:
-        warnings.warn(
+        warn(
             f"{lost} of {total} samples ({lost / total:.2%}) are dropped, because all lanes"
-            f" end with the shortest.{_advice(source, num_lanes, rows)} pad=True delivers all.",
-            stacklevel=4,
+            f" end with the shortest.{_advice(source, num_lanes, rows)} pad=True delivers all."
         )
 
 

@@ -11,12 +11,12 @@ import contextlib
 import os
 import re
 import uuid
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from fsspec import AbstractFileSystem
 
+from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.lane_files import (
     LANES,
     LANES_NAME,
@@ -190,7 +190,7 @@ def choose(
             continue
         if found is not None:
             for error in torn:
-                warnings.warn(f"step {n} is taken instead of a later one: {error}", stacklevel=3)
+                warn(f"step {n} is taken instead of a later one: {error}")
             return found
     if torn:
         raise torn[0]

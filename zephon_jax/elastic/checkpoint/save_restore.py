@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +16,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 from zephon_jax._arrays import as_int
+from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.checkpointable import Checkpointable, check_iterator
 from zephon_jax.elastic.checkpoint.folder import (
     choose,
@@ -114,10 +114,9 @@ def save_checkpoint(
     iterator.restored_from = None
     if part.later:
         steps = sorted(part.later.values())
-        warnings.warn(
+        warn(
             f"the run went back: the checkpoints of steps {steps} in {directory} are abandoned"
-            f" since step {part.step} was saved, and restored only where step= asks for one.",
-            stacklevel=2,
+            f" since step {part.step} was saved, and restored only where step= asks for one."
         )
     return part.folder
 
