@@ -278,8 +278,11 @@ def permute_each(index: Array, size: Array, key: Array, *, small: bool = True) -
         value = xp.where(inside, value, (right << grid.shift) | left)
         return value, value < size
 
+    def some_outside(at: tuple[Array, Array]) -> Array:
+        return xp.any(~at[1])
+
     start = index, xp.zeros(index.shape, dtype=bool)
-    value, _ = jax.lax.while_loop(lambda at: xp.any(~at[1]), again, start)
+    value, _ = jax.lax.while_loop(some_outside, again, start)
     return value ^ xp.where(value < np.uint32(2), grid.flip, np.uint32(0))
 
 

@@ -273,7 +273,7 @@ def steady_carry(
     residue: Array = owed - owed // unit * unit
     missing = residue.sum(axis=-1, keepdims=True) // unit
     gets = rank(np, -residue) < missing
-    carry = np.where(gets, residue - unit, residue).astype(np.int32)
+    carry: np.ndarray = (residue - unit * gets).astype(np.int32)
     if start is not None:  # it may be any carry; those after it are what is left of a sample
         carry[np.asarray(num_chunks) == 0] = start
     return carry
