@@ -326,3 +326,13 @@ def test_long_histories_are_gone_through_once(monkeypatch):
     assert [list(c)[:9] for c in chunks] == [
         list(c)[:9] for c in chunks_of(source, state=source.seek(98_990), limit=3)
     ]
+
+
+def test_a_stage_with_more_datasets_than_slots_is_refused_at_construction():
+    datasets = [zx.Dataset.from_counts(name, [10]) for name in ("a", "b", "c")]
+    stages = [
+        zx.Stage(until=5, mixture={"a": 1, "b": 1, "c": 0}),
+        zx.Stage(until=None, mixture={"a": 1, "b": 1, "c": 1}),
+    ]
+    with pytest.raises(ValueError, match="3 components and chunk_size = 2"):
+        zx.ScheduledMixtureWorkSource(datasets, stages, chunk_size=2, allocation="fixed")

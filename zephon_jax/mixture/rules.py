@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax.kernels import quota
 from zephon_jax.kernels.virtual_time import Cost
 from zephon_jax.kernels.weights import warn_if_moved
 from zephon_jax.mixture.generations import Growth
@@ -71,7 +72,8 @@ def make_rules(
       growths: How datasets grew that got shards in mid-run, by dataset id.
 
     Raises:
-      ValueError: If an active dataset has no samples, or can never give its first quota.
+      ValueError: If an active dataset has no samples, or can never give its first quota, or a
+        fixed allocation has more active datasets than slots.
     """
     _warn_without_effect(settings)
     if len(settings.history) == 1:  # stages were looked at one by one
@@ -79,6 +81,10 @@ def make_rules(
     _check_sizes(settings, totals)
     leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
     weighings = _weighings(settings, totals, growths)
+    if settings.allocation == "fixed":
+        drawn_from = ~(leaves & (totals == 0))
+        most = max((w.weighted & drawn_from for w in weighings), key=np.count_nonzero)
+        quota.fixed_shares_of(most.tolist(), settings.chunk_size)  # refuses more than the slots
     empty = np.flatnonzero(weighings[0].awaited & ~leaves & (totals == 0))
     if empty.size:
         raise ValueError(
