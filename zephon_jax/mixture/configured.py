@@ -88,10 +88,10 @@ class ConfiguredMixture(MixtureSource):
         return self._earlier
 
     def _bring_up_to_date(self, fields: list[Any]) -> None:
-        config = field_words(fields, "config")
-        if not self._arguments.changes or not config.size:
+        if not self._arguments.changes:
             return
-        if not differences(self.run.config, config):
+        config = field_words(fields, "config")
+        if not config.size or not differences(self.run.config, config):
             return
         for form, change in zip(self.earlier_forms(), self._arguments.changes, strict=True):
             if not differences(form.run.config, config):

@@ -219,6 +219,8 @@ class LaneStates:
         Raises:
           ValueError: Naming each thing that differs.
         """
+        if config.tobytes() == self._config_bytes:
+            return
         differs, shown = differences(self._config, config), ""
         if differs:
             names = named_digests(self._config), named_digests(config)
