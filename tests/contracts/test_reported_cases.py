@@ -528,3 +528,17 @@ def test_no_warning_by_default():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mixture([10, 20], [1, 2], chunk_size=5, shuffle_block_size="auto")
+
+
+def test_weights_of_tokens_are_not_weights_of_documents():
+    """Megatron-Energon#212: half of the documents is not half of the tokens."""
+    datasets = [zx.Dataset.from_counts("short", [20_000]), zx.Dataset.from_counts("long", [2_000])]
+    totals = {"short": [20_000 * 400], "long": [2_000 * 4_000]}
+    source = zx.StaticMixtureWorkSource(
+        datasets, {"short": 0.5, "long": 0.5}, chunk_size=1,
+        token_estimation=zx.TokenEstimation.from_shard_totals(totals),
+    )  # fmt: skip
+    drawn = source.sample_ids_at(np.arange(1_100))[:, 0]
+    assert np.bincount(drawn).tolist() == [1_000, 100]
+    tokens = np.where(drawn == 0, 400, -4_000)
+    assert np.abs(np.cumsum(tokens)).max() <= 4_000

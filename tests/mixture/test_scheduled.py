@@ -182,7 +182,7 @@ def test_one_stage_is_the_static_mixture():
 
 
 def test_a_component_that_is_switched_on_late():
-    """Every host has the same number of rows before, at and after the switch, whatever the lane."""
+    """SimpleTuner#3099: a dataset that was switched on late gave hosts other numbers of rows."""
     datasets = [zx.Dataset.from_source(name, [n] * 900) for n, name in enumerate("abc")]
     stages = [  # chunk 10 is inside a block of 8 lanes
         zx.Stage(until=10, mixture={"a": 1, "b": 1, "c": 0}),
