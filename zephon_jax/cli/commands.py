@@ -8,27 +8,22 @@ another run's); 2 where a command could not do its work.
 from __future__ import annotations
 
 import dataclasses
-import os
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from zephon_jax import __version__
-from zephon_jax._text import counted, table, visible
+from zephon_jax._text import table
 from zephon_jax.analysis.audit import audit as audit_states
 from zephon_jax.analysis.diff import diff as diff_sources
 from zephon_jax.analysis.inspect_state import Inspected, compare, inspect_states
 from zephon_jax.analysis.saved_states import load_states
 from zephon_jax.analysis.simulate import simulate as simulate_source
 from zephon_jax.analysis.simulation import Simulation
-from zephon_jax.cli.output import answer, bar, careful, size
+from zephon_jax.cli.data_commands import check, describe, facts_of, index
+from zephon_jax.cli.output import answer, as_json_option, bar, careful
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
-from zephon_jax.data.cache.decoded import decoded_blocks
-from zephon_jax.data.check_data import ShardCheck, check_datasets
-from zephon_jax.data.dataset import Dataset
-from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.mixture.config_schema import TEMPLATE, schema
 from zephon_jax.mixture.configured import ConfiguredMixture
@@ -39,10 +34,7 @@ from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["cli"]
 
-_json = click.option("--json", "as_json", is_flag=True, help="Answer as JSON, for programs.")
 _lanes = click.option("--lanes", type=int, help="Lanes; by default what the configuration says.")
-_data = click.argument("data", nargs=-1, required=True)
-_format = click.option("--format", help="Format of the shards, where their names do not tell it.")
 _step = click.option(
     "--step", type=int, help="Which checkpoint of a folder; the newest by default."
 )
@@ -66,133 +58,8 @@ def cli() -> None:
     """Looks at training data orders before, during and after a run."""
 
 
-def _datasets(data: Sequence[str], format: str | None) -> list[Dataset]:
-    """Datasets of paths; a configuration file stands for all of its own."""
-    found = []
-    for path in data:
-        if path.lower().endswith(SUFFIXES) and os.path.isfile(path):
-            if format is not None:
-                raise ValueError(f"--format is for paths; {path} says which formats it has.")
-            found += read_config_file(path).source().datasets_by_id.values()
-        else:
-            found.append(Dataset.from_path(path, path, format=format))
-    return found
-
-
-def _facts(dataset: Dataset) -> dict[str, Any]:
-    counts, sizes = dataset.shard_counts, dataset.shard_bytes
-    return {
-        "name": dataset.name,
-        "location": dataset.location,
-        "format": dataset.format,
-        "shards": dataset.num_shards,
-        "samples": dataset.num_samples,
-        "bytes": int(sizes.sum()) if dataset.shards and sizes is not None else None,
-        "smallest_shard": int(counts.min()),
-        "largest_shard": int(counts.max()),
-        "empty_shards": int((counts == 0).sum()),
-        **_row_groups(dataset),
-    }
-
-
-def _row_groups(dataset: Dataset) -> dict[str, int]:
-    """What decoding costs, of shards that are decoded in row groups."""
-    store = dataset.whole.store
-    if not store.num_row_groups:
-        return {}
-    return {
-        "row_groups": store.num_row_groups,
-        "row_group_bytes": store.decoded_bytes // store.num_row_groups,
-        "decoded_budget": decoded_blocks().max_bytes,
-    }
-
-
-@cli.command()
-@_data
-@_format
-@_json
-@careful
-def describe(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
-    """Lists datasets: format, shards, samples and bytes.
-
-    DATA are files, folders, globs or URLs, one dataset each, or configuration files.
-    """
-    facts = [_facts(dataset) for dataset in _datasets(data, format)]
-    rows = [("dataset", "format", "shards", "samples", "bytes", "samples a shard")]
-    for one in facts:
-        low, high = one["smallest_shard"], one["largest_shard"]
-        spread = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-        rows.append((
-            one["name"], one["format"] or "-", f"{one['shards']:,}", f"{one['samples']:,}",
-            size(one["bytes"]), spread,
-        ))  # fmt: skip
-    empty = [f"! {visible(one['name'])} has {counted(one['empty_shards'], 'shard')} without samples"
-             for one in facts if one["empty_shards"]]  # fmt: skip
-    groups = [f"{visible(one['name'])}: {counted(one['row_groups'], 'row group')} of about"
-              f" {size(one['row_group_bytes'])} decoded; ZEPHON_JAX_DECODED_BYTES lets each process"
-              f" hold {size(one['decoded_budget'])}"
-              for one in facts if "row_groups" in one]  # fmt: skip
-    answer(as_json, "\n".join([table(rows), *groups, *empty]), facts)
-
-
-@cli.command()
-@_data
-@_format
-@click.option("--processes", type=click.IntRange(0),
-              help="Processes that read; by default as many as the data is worth.")  # fmt: skip
-@_json
-@careful
-def check(data: tuple[str, ...], format: str | None, processes: int | None, as_json: bool) -> None:
-    """Reads all records once and lists those that cannot be read. Exits with 1 if there are any."""
-    datasets = _datasets(data, format)
-    for dataset in datasets:
-        if not dataset.readable:
-            raise ValueError(f"dataset {dataset.name!r} has no data to read: only its counts.")
-    found: list[ShardCheck] = []
-    total = sum(dataset.num_samples for dataset in datasets)
-    with bar(total, "reading", as_json, "samples") as progress:
-        for one in check_datasets(datasets, processes):
-            found.append(one)
-            progress.update(one.num_samples)
-    broken = [one for one in found if one.num_bad or one.error]
-    lines = [
-        f"{counted(sum(one.num_samples for one in found), 'sample')} in"
-        f" {counted(len(found), 'shard')}: {counted(sum(one.num_bad for one in found), 'record')}"
-        f" cannot be read, {counted(sum(one.error is not None for one in found), 'shard')} not to"
-        " its end"
-    ]
-    for one in broken:
-        where = f"dataset {visible(one.dataset)!r}, shard {one.shard_id} ({one.path})"
-        lines += [f"! {where}: {visible(bad.reason)}" for bad in one.bad]
-        if one.num_bad > len(one.bad):
-            lines.append(f"! {where}: and {one.num_bad - len(one.bad):,} more")
-        if one.error is not None:
-            lines.append(f"! {visible(one.error)}")
-    answer(as_json, "\n".join(lines), broken)
-    if broken:
-        sys.exit(1)
-
-
-@cli.command()
-@_data
-@_format
-@_json
-@careful
-def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
-    """Counts the samples of datasets and keeps what was found, so that runs start at once."""
-    facts = []
-    for dataset in _datasets(data, format):
-        if not dataset.shards:
-            raise ValueError(f"dataset {dataset.name!r} has no files to index.")
-        shards = [dataset.shard(shard_id) for shard_id in range(dataset.num_shards)]
-        path = default_index_store().keep(shards, dataset.location, dataset.describe_shard)
-        facts.append({**_facts(dataset), "index": path})
-    lines = [
-        f"{visible(one['name'])}: {counted(one['samples'], 'sample')} in"
-        f" {counted(one['shards'], 'shard')}; kept in {one['index']}"
-        for one in facts
-    ]
-    answer(as_json, "\n".join(lines), facts)
+for _command in (describe, check, index):
+    cli.add_command(_command)
 
 
 @cli.command()
@@ -206,7 +73,7 @@ def index(data: tuple[str, ...], format: str | None, as_json: bool) -> None:
 @click.option("--window", type=int, help="Count the shards touched by windows of so many chunks.")
 @click.option("--cache-bytes", type=int, help="With --window: what a cache of shards may hold.")
 @click.option("--csv", type=click.Path(), help="Write the table of chunks to this file.")
-@_json
+@as_json_option
 @careful
 def simulate(
     config: str, chunks: int | None, lanes: int | None, plot: str | None, picture: str | None,
@@ -276,7 +143,7 @@ def _asked(
 @click.argument("state", type=click.Path())
 @_step
 @click.option("--config", type=click.Path(), help="Check it against this configuration.")
-@_json
+@as_json_option
 @careful
 def inspect(state: str, step: int | None, config: str | None, as_json: bool) -> None:
     """Says what is in a saved state or checkpoint."""
@@ -304,7 +171,7 @@ def _differs(found: Inspected, source: WorkSource) -> list[str]:
 @click.argument("states", nargs=-1, required=True, type=click.Path())
 @_config
 @_step
-@_json
+@as_json_option
 @careful
 def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool) -> None:
     """Proves from states alone which samples have been read how often.
@@ -326,7 +193,7 @@ def audit(states: tuple[str, ...], config: str, step: int | None, as_json: bool)
 @click.argument("b", type=click.Path())
 @_chunks
 @_lanes
-@_json
+@as_json_option
 @careful
 def diff(a: str, b: str, chunks: int | None, lanes: int | None, as_json: bool) -> None:
     """Compares two configurations or two states: what differs, and from which chunk on."""
@@ -390,7 +257,7 @@ def _diff_states(a: str, b: str, as_json: bool) -> bool:
 @_lanes
 @click.option("--origin", type=int, default=0,
               help="Where the run was cut anew into so many lanes: its chunk.")  # fmt: skip
-@_json
+@as_json_option
 @careful
 def locate(
     config: str, dataset: str, shard: int, sample: int, chunks: int | None, lanes: int | None,
@@ -424,7 +291,7 @@ def _check_any(source: WorkSource, origin: int, chunks: int | None) -> None:
 
 @cli.command(name="config")
 @click.argument("file", required=False, type=click.Path())
-@_json
+@as_json_option
 @careful
 def config_(file: str | None, as_json: bool) -> None:
     """Prints a configuration with every key explained, or checks FILE.
@@ -437,6 +304,6 @@ def config_(file: str | None, as_json: bool) -> None:
     source = read_config_file(file).source()
     facts = {
         "source": repr(source),
-        "datasets": [_facts(dataset) for dataset in source.datasets_by_id.values()],
+        "datasets": [facts_of(dataset) for dataset in source.datasets_by_id.values()],
     }
     answer(as_json, f"{file} is right: {source!r}", facts)

@@ -19,7 +19,11 @@ import numpy as np
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["answer", "bar", "careful", "plain", "size"]
+__all__ = ["answer", "as_json_option", "bar", "careful", "plain", "size"]
+
+as_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Answer as JSON, for programs."
+)
 
 _TROUBLE = 2  # the exit code of a command that could not do its work
 _INTERRUPTED = 130  # of one that was stopped from the keyboard, as shells have it
