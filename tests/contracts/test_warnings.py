@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pathlib
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -123,22 +125,38 @@ def test_a_backend_that_does_not_work_here(caught):
     check_line(caught, "leaves out the CPU", test_a_backend_that_does_not_work_here)
 
 
-def test_kernels_that_do_not_compile_here(caught, monkeypatch):
-    def refuse(function, args):
-        raise RuntimeError("no compiler")
+WITHOUT_A_COMPILER = """
+import warnings
 
-    monkeypatch.setattr("zephon_jax.kernels.compiled._compile", refuse)
-    sizes = {"n": 1, "m": 1}
-    many = [zx.Dataset.from_counts(name, [1 << 16]) for name in sizes]
-    zx.use_backend("jax")
-    try:
-        source = zx.StaticMixtureWorkSource(
-            many, sizes, chunk_size=1 << 15, shuffle_within_shard=True
-        )
-        state = source.init()
-        for _ in range(3):
-            state = source.next_chunk(state)[1]
-            zx.kernels.compiled.finish_compiling()
-    finally:
-        zx.use_backend("numpy")
-    check_line(caught, "compiled kernels do not work here", test_kernels_that_do_not_compile_here)
+import zephon_jax as zx
+from zephon_jax.kernels import compiled
+
+
+def refuse(function, args):
+    raise RuntimeError("no compiler")
+
+
+compiled._compile = refuse
+zx.use_backend("jax")
+many = [zx.Dataset.from_counts(name, [1 << 16]) for name in "nm"]
+source = zx.StaticMixtureWorkSource(
+    many, {"n": 1, "m": 1}, chunk_size=1 << 15, shuffle_within_shard=True
+)
+state = source.init()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(3):
+        state = source.next_chunk(state)[1]
+        compiled.finish_compiling()
+print(*(f"{one.filename}: {one.message}" for one in caught), sep="\\n")
+"""
+
+
+def test_kernels_that_do_not_compile_here():
+    """In a process of its own, which has compiled nothing before and remembers nothing."""
+    ran = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_COMPILER], capture_output=True, text=True, timeout=120,
+        check=True,
+    )  # fmt: skip
+    [told] = ran.stdout.splitlines()
+    assert told.startswith("<string>: compiled kernels do not work here")

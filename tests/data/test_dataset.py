@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from zephon_jax.data import reader
 from zephon_jax.data.cache.stager import Stager
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.files import natural_key
+from zephon_jax.data.read_samples import read
 from zephon_jax.data.shard_index import IndexStore
 
 
@@ -128,12 +128,12 @@ def test_wrong_counts_are_found_when_read(tmp_path):
     write_jsonl(tmp_path / "a.jsonl", [1, 2])
     wrong = Dataset.from_path("a", tmp_path, counts=[3])
     with pytest.raises(ValueError, match=r"'a', shard 0.*holds 2 samples, not the 3"):
-        reader.read({0: wrong}, [[0, 0, 1]])
+        read({0: wrong}, [[0, 0, 1]])
 
 
 def _read_first(dataset):
     assert not dataset.shard_counts.flags.writeable
-    return reader.read({0: dataset}, np.array([[0, 0, 1], [0, 0, 0]]))
+    return read({0: dataset}, np.array([[0, 0, 1], [0, 0, 0]]))
 
 
 def test_pickles(tmp_path):
@@ -175,13 +175,13 @@ def test_from_source():
         assert dataset.shard_counts.tolist() == [4, 4, 1]
         assert dataset.readable
         with pytest.raises(ValueError, match=r"'s', shard 2 has 1 samples; got index 1"):
-            reader.read({0: dataset}, ids)
+            read({0: dataset}, ids)
         ids[0, 2] = 0
-        assert [record["n"] for record in reader.read({0: dataset}, ids)] == [8, 3, 4]
+        assert [record["n"] for record in read({0: dataset}, ids)] == [8, 3, 4]
         ids[0, 2] = 1
     assert Dataset.from_source("s", []).shard_counts.tolist() == [0]
     batched = BatchedSource(9)
-    reader.read({0: Dataset.from_source("s", batched)}, np.array([[0, 0, 5], [0, 0, 2]]))
+    read({0: Dataset.from_source("s", batched)}, np.array([[0, 0, 5], [0, 0, 2]]))
     assert batched.calls == [[2, 5]]
 
 
@@ -192,17 +192,17 @@ def test_from_source_refuses():
         Dataset.from_source("s", [1], shard_size=0)
     failing = Dataset.from_source("s", Source(20))
     with pytest.raises(ValueError, match=r"'s', shard 0.*record 13: RuntimeError: no such luck"):
-        reader.read({0: failing}, np.array([[0, 0, 13]]))
+        read({0: failing}, np.array([[0, 0, 13]]))
     grown = Source(20)
     dataset = Dataset.from_source("s", grown)
     grown.size = 21
     with pytest.raises(ValueError, match="21 samples now, not 20"):
-        reader.read({0: dataset}, np.array([[0, 0, 1]]))
+        read({0: dataset}, np.array([[0, 0, 1]]))
 
 
 def members(part):
     ids = [(0, s, i) for s, count in enumerate(part.shard_counts) for i in range(count)]
-    return [tuple(record) for record in reader.read({0: part}, np.array(ids))]
+    return [tuple(record) for record in read({0: part}, np.array(ids))]
 
 
 @pytest.fixture
@@ -237,9 +237,9 @@ def test_which_record_an_id_of_a_part_gives_does_not_depend_on_what_is_read_with
         counts = datasets[3].shard_counts.tolist()
         ids = np.array([(3, s, i) for s, count in enumerate(counts) for i in range(count)])
         np.random.default_rng(0).shuffle(ids)
-        alone = [reader.read(datasets, [sample_id])[0] for sample_id in ids]
-        assert reader.read(datasets, ids) == alone
-        assert reader.read(datasets, ids[::2]) == alone[::2]
+        alone = [read(datasets, [sample_id])[0] for sample_id in ids]
+        assert read(datasets, ids) == alone
+        assert read(datasets, ids[::2]) == alone[::2]
 
 
 def test_split_of_counts_alone():
