@@ -65,6 +65,15 @@ def test_a_setting_without_effect_in_a_derived_source(caught, estimated):
     check_line(caught, "no effect", test_a_setting_without_effect_in_a_derived_source)
 
 
+def test_sources_made_of_a_source(caught):
+    source = make_source(shuffle_block_size=1)
+    caught.clear()
+    source.replace(seed=3)
+    source.with_mixture({"a": 1, "b": 2}, at=3)
+    assert len(caught) == 4  # one of each of two datasets
+    check_line(caught, "no effect", test_sources_made_of_a_source)
+
+
 def test_weights_that_lie_far_apart(caught):
     make_source(FAR_APART)
     check_line(caught, "'a' moved", make_source)

@@ -7,7 +7,6 @@ read, left out or replaced. Which records are bad follows from the data alone, s
 from __future__ import annotations
 
 import threading
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 from zephon_jax._arrays import as_int
 from zephon_jax._process import PerProcess
 from zephon_jax._text import short
+from zephon_jax._warn import warn
 from zephon_jax.data.formats.base import named_error
 
 if TYPE_CHECKING:
@@ -177,10 +177,9 @@ def note(bad: BadRecord) -> None:
         if len(known.listed) < _MOST_LISTED:
             known.listed[bad] = None
     if first:
-        warnings.warn(
+        warn(
             f"dataset {bad.dataset!r}: a record of shard {bad.shard_id} cannot be read and is left"
-            f" out, and so will be others: {bad.reason}. zx.bad_records() lists them.",
-            stacklevel=2,
+            f" out, and so will be others: {bad.reason}. zx.bad_records() lists them."
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from zephon_jax._text import short
+from zephon_jax._warn import warn
 from zephon_jax.data.cache.decoded import decoded_blocks
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.part_shards import PartShards
@@ -84,13 +84,12 @@ def warn_of_decoding(
     helps &= not isinstance(worst.dataset.store, PartShards)
     by_groups = ", row_groups='shards'," if helps else ""
     spread, each = _megabytes(worst.num_bytes), _megabytes(worst.group_bytes)
-    warnings.warn(
+    warn(
         f"dataset {short(worst.dataset.name)}: its order goes back and forth between {spread} of"
         f" decoded row groups ({each} each), and decoded row groups may take"
         f" {_megabytes(budget)}: each will be decoded about {times:.0f} times. Take a"
         f" shuffle_block_size of at most {worst.room:,} samples{by_groups} or set"
-        f" ZEPHON_JAX_DECODED_BYTES to {int(total * 1.2):,} if there is memory for it.",
-        stacklevel=4,
+        f" ZEPHON_JAX_DECODED_BYTES to {int(total * 1.2):,} if there is memory for it."
     )
 
 

@@ -65,7 +65,7 @@ def exact_weights(weights: Mapping[str, Number] | Sequence[Number]) -> list[Frac
     """Exact weights of a mapping or a sequence, with a warning where rounding will show."""
     if isinstance(weights, Mapping):
         spec = MixtureSpec(weights)
-        warn_if_moved(list(spec.values()), list(spec), level=3)
+        warn_if_moved(list(spec.values()), list(spec))
         return list(spec.values())
     if not isinstance(weights, (Sequence, np.ndarray)) or isinstance(weights, (str, bytes)):
         raise TypeError(
@@ -74,7 +74,7 @@ def exact_weights(weights: Mapping[str, Number] | Sequence[Number]) -> list[Frac
     exact = [exact_weight(weight, f"weights[{d}]") for d, weight in enumerate(weights)]
     if not any(exact):
         raise ValueError(f"weights must hold a positive number; got {list(weights)!r}.")
-    warn_if_moved(exact, None, level=3)
+    warn_if_moved(exact, None)
     return exact
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import heapq
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from zephon_jax._arrays import Number, exact_number
 from zephon_jax._text import short
+from zephon_jax._warn import warn
 
 __all__ = [
     "MAX_DENOMINATOR",
@@ -113,13 +113,12 @@ def common_units(weights: Sequence[Fraction | int]) -> list[int]:
     return [unit // common for unit in units]
 
 
-def warn_if_moved(weights: Sequence[Fraction], names: Sequence[str] | None, level: int) -> None:
+def warn_if_moved(weights: Sequence[Fraction], names: Sequence[str] | None) -> None:
     """Warns of weights that `integer_weights` moves by more than a thousandth of themselves.
 
     Args:
       weights: As for `integer_weights`.
       names: Names for the warning; places in the sequence where there are none.
-      level: Frames between this function and the caller that the warning is for.
     """
     units, total = integer_weights(weights)
     if total < MAX_DENOMINATOR:
@@ -135,10 +134,9 @@ def warn_if_moved(weights: Sequence[Fraction], names: Sequence[str] | None, leve
     if moved:
         labels = ", ".join(repr(names[d]) if names else f"weight {d}" for d in moved[:8])
         more = f" and {len(moved) - 8} more" if len(moved) > 8 else ""
-        warnings.warn(
+        warn(
             f"mixture weights are held in units of 2^-29; {labels}{more} moved by more than a"
-            " thousandth of itself. Use weights that lie less far apart.",
-            stacklevel=level + 1,
+            " thousandth of itself. Use weights that lie less far apart."
         )
 
 

@@ -9,12 +9,12 @@ where two shards of a dataset changed places, the first sum did not change at al
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from zephon_jax._warn import warn
 from zephon_jax.kernels.keys import digest_words
 
 __all__ = ["DATA_CODES", "LOCATORS", "ChangedData", "data_rows"]
@@ -123,10 +123,9 @@ class ChangedData:
         passes = self._lenient >= (self._files if dataset_id is None else {dataset_id})
         if not self._lenient or not passes:
             return differs, where
-        warnings.warn(
+        warn(
             f"the state was saved with other {' and '.join(data)}{where}. The run goes on with the"
-            " data that is there now, because data_changed = 'warn'.",
-            stacklevel=2,
+            " data that is there now, because data_changed = 'warn'."
         )
         return [name for name in differs if name not in data], ""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import bisect
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._warn import warn
 from zephon_jax.kernels import quota
 from zephon_jax.kernels.virtual_time import Cost
 from zephon_jax.kernels.weights import warn_if_moved
@@ -40,7 +40,7 @@ def _warn_without_effect(settings: MixtureSettings) -> None:
     if not all(settings.reshuffle_on_repeat) and not (shuffled and any(repeating)):
         said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
     for text in said[:8]:
-        warnings.warn(f"this setting has no effect: {text}. Leave it out.", stacklevel=6)
+        warn(f"this setting has no effect: {text}. Leave it out.")
 
 
 def _check_sizes(settings: MixtureSettings, totals: np.ndarray) -> None:
@@ -77,7 +77,7 @@ def make_rules(
     """
     _warn_without_effect(settings)
     if len(settings.history) == 1:  # stages were looked at one by one
-        warn_if_moved(settings.fractions, settings.names, level=5)
+        warn_if_moved(settings.fractions, settings.names)
     _check_sizes(settings, totals)
     leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
     weighings = _weighings(settings, totals, growths)

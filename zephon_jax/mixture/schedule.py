@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -24,6 +23,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from zephon_jax._arrays import MAX_INDEX, as_int
 from zephon_jax._text import short
+from zephon_jax._warn import warn
 from zephon_jax.kernels.weights import common_units, warn_if_moved
 from zephon_jax.mixture.history import Entry, History
 
@@ -182,7 +182,7 @@ def _units(n: int, stage: Stage, weights_of: Callable[[object], Sequence[Fractio
         weights = weights_of(stage.mixture)
     except (TypeError, ValueError) as error:
         raise type(error)(f"stages[{n}]: {error}") from None
-    warn_if_moved(weights, None, level=6)
+    warn_if_moved(weights, None)
     return tuple(common_units(weights))
 
 
@@ -211,9 +211,7 @@ def _starts(stages: Sequence[Stage], chunk_size: int) -> list[int]:
                 f" {chunk_size} samples at least."
             )
         if end == 0:
-            warnings.warn(
-                "stages[0] has no effect: it ends at chunk 0. Leave it out.", stacklevel=6
-            )
+            warn("stages[0] has no effect: it ends at chunk 0. Leave it out.")
         starts.append(end)
     return starts
 

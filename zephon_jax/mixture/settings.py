@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
@@ -13,6 +12,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
+from zephon_jax._warn import warn
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.kernels import quota
 from zephon_jax.kernels.lanes import ASSIGNMENTS
@@ -321,10 +321,9 @@ def check_datasets(datasets: object) -> tuple[MixtureDataset, ...]:
         seen[dataset.name] = place
         location: str | None = getattr(dataset, "location", None)
         if location is not None and location in places:
-            warnings.warn(
+            warn(
                 f"datasets {places[location]!r} and {dataset.name!r} read the same place,"
-                f" {location}: their samples will be seen more often than the weights say.",
-                stacklevel=3,
+                f" {location}: their samples will be seen more often than the weights say."
             )
         places.setdefault(location or dataset.name, dataset.name)
     return tuple(checked)

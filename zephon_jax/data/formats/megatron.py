@@ -8,12 +8,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from zephon_jax._warn import warn
 from zephon_jax.data.formats.base import FetchRange, OpenShard, ShardFormat, ShardIndex
 
 __all__ = ["MEGATRON", "MegatronFormat"]
@@ -69,10 +69,9 @@ def _warn_of_modes(path: str, num_sequences: int) -> None:
     if num_sequences and size == (
         _HEADER.size + 12 * num_sequences + 8 * num_documents + num_sequences
     ):
-        warnings.warn(
+        warn(
             f"{_index_path(path)} holds a mode for each of its {num_sequences} sequences, as"
-            " multimodal corpora do. Modes are not read: records are the token ids alone.",
-            stacklevel=2,
+            " multimodal corpora do. Modes are not read: records are the token ids alone."
         )
 
 
