@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -253,6 +254,47 @@ def test_all_transforms_together_resume():
 def test_all_transforms_together_resume_in_worker_processes(saving, restoring):
     found, expected = resume_together(saving, restoring)
     np.testing.assert_equal(found, expected)
+
+
+class _EndsOnce(grain.IterDataset):
+    """Documents; whoever asks for more after their end is told off."""
+
+    def __init__(self, elements):
+        super().__init__()
+        self.elements = elements
+
+    def __iter__(self):
+        return _EndsOnceIterator(self.elements)
+
+
+class _EndsOnceIterator(grain.DatasetIterator):
+    def __init__(self, elements):
+        super().__init__()
+        self.elements, self.at, self.ended = elements, 0, False
+
+    def __next__(self):
+        assert not self.ended, "asked again after the end"
+        if self.at == len(self.elements):
+            self.ended = True
+            raise StopIteration
+        self.at += 1
+        return self.elements[self.at - 1]
+
+    def get_state(self):
+        return {"at": self.at}
+
+    def set_state(self, state):
+        self.at, self.ended = state["at"], False
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_end_of_the_documents_is_met_once(method):
+    """Some of Grain's iterators go on after their end; the rows left then make several windows."""
+    rows = pack(_EndsOnce(documents()), LENGTH, num_bins=1, method=method)
+    iterator = iter(rows)
+    assert len(list(iterator)) > 3
+    with pytest.raises(StopIteration):
+        next(iterator)
 
 
 def test_component_tokens():

@@ -110,7 +110,7 @@ class PackIterator(grain.DatasetIterator):
         most_tokens = settings.num_bins * settings.length + self._skip
         most_documents = settings.num_bins * settings.max_segments
         while self._num_tokens < most_tokens and len(waiting) < most_documents:
-            if not self._take():
+            if self._ended or not self._take():
                 break
         if waiting and self._skip >= len(waiting[0].tokens) - shift:
             raise ValueError(f"the state has used {self._skip} tokens of a document with fewer.")
