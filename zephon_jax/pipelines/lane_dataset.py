@@ -312,7 +312,8 @@ class LaneIterator(grain.DatasetIterator):
             encoded = state_to_dict(self._state)
             self._encoded = encoded, slot_checks(str(encoded["state"]))
         encoded, check = self._encoded
-        slot, skipped = self._slots[self._delivered], self.num_skipped
+        slot = self._slots[self._delivered]
+        skipped = self._skipped.before(slot)
         found = {**encoded, "slot": slot, "check": check(slot)}
         return {**found, SKIPPED: skipped} if skipped else found
 

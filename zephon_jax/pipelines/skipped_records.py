@@ -35,6 +35,8 @@ class SkippedRecords:
 
     def before(self, slot: int) -> dict[str, int]:
         """Counts by dataset up to a slot of the window."""
+        if not self._before:  # nearly always, and lanes ask with every row
+            return {}
         return {
             name: count + bisect_left(self._slots[name], slot)
             for name, count in self._before.items()
@@ -42,9 +44,8 @@ class SkippedRecords:
 
     def pass_on(self, slot: int) -> None:
         """Goes on to another window; `slot` ends the last one."""
-        if self._before:
-            self._before = self.before(slot)
-            self._slots = {name: [] for name in self._before}
+        self._before = self.before(slot)
+        self._slots = {name: [] for name in self._before}
 
     def settle(self, dataset: Any, record: Unreadable, slot: int) -> list[Any]:
         """What is delivered in a slot whose record is bad: an error to raise, a record, or none."""
