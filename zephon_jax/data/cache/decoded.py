@@ -158,6 +158,10 @@ class DecodedBlocks:
         if held is not None:
             self._whole.move_to_end(use.key)
             return held.rows, use.places
+        return self._find_left(use)
+
+    def _find_left(self, use: BlockUse) -> tuple[pa.Table, np.ndarray] | None:
+        """The rows of a use among those that a block has left behind, if all are there."""
         left = self._left.get(use.key)
         if left is None or left.places is None:
             return None
@@ -266,21 +270,12 @@ class DecodedBlocks:
                 seen.add(use.key)
                 room -= use.num_bytes
                 known = use.key in self._making or plan.number + distance < plan.taken
-                if room >= 0 and not known and not self._has(use):
+                here = use.key in self._whole or self._find_left(use) is not None
+                if room >= 0 and not known and not here:
                     nearest, found, its_plan = distance, use, plan
         if take and its_plan is not None:
             its_plan.taken = its_plan.number + int(nearest) + 1
         return found
-
-    def _has(self, use: BlockUse) -> bool:
-        if use.key in self._whole:
-            return True
-        left = self._left.get(use.key)
-        return (
-            left is not None
-            and left.places is not None
-            and bool(np.isin(use.places, left.places, assume_unique=False).all())
-        )
 
 
 _made: weakref.WeakSet[DecodedBlocks] = weakref.WeakSet()
