@@ -9,6 +9,7 @@ where two shards of a dataset changed places, the first sum did not change at al
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -93,14 +94,12 @@ class ChangedData:
     """
 
     def __init__(self, datasets: Sequence[Any]):
-        self._names = [dataset.name for dataset in datasets]
-        self._num_shards = [len(dataset.shard_counts) for dataset in datasets]
-        files = {one.dataset_id for one in _values(datasets)}
-        self._lenient = {
-            d for d, dataset in enumerate(datasets)
-            if d in files and getattr(dataset, "data_changed", "raise") == "warn"
-        }  # fmt: skip
-        self._files = files
+        self._datasets = datasets
+
+    @functools.cached_property
+    def _files(self) -> set[int]:
+        """Ids of the datasets of files: looked for where something differs, not at each start."""
+        return {one.dataset_id for one in _values(self._datasets)}
 
     def explain(
         self, differs: list[str], mine: Mapping[str, int], other: Mapping[str, int]
@@ -119,9 +118,13 @@ class ChangedData:
         where = ""
         if dataset_id is not None:
             shard = "" if shard_id is None else f", shard {shard_id}"
-            where = f" (dataset {self._names[dataset_id]!r}{shard}: {what})"
-        passes = self._lenient >= (self._files if dataset_id is None else {dataset_id})
-        if not self._lenient or not passes:
+            where = f" (dataset {self._datasets[dataset_id].name!r}{shard}: {what})"
+        lenient = {
+            d for d in self._files
+            if getattr(self._datasets[d], "data_changed", "raise") == "warn"
+        }  # fmt: skip
+        passes = lenient >= (self._files if dataset_id is None else {dataset_id})
+        if not lenient or not passes:
             return differs, where
         warn(
             f"the state was saved with other {' and '.join(data)}{where}. The run goes on with the"
@@ -146,7 +149,7 @@ class ChangedData:
         if plain == 0:
             return dataset_id, None, "its shards are in another order"
         shard_id = _quotient(by_place, plain)
-        if shard_id is not None and shard_id < self._num_shards[dataset_id]:
+        if shard_id is not None and shard_id < len(self._datasets[dataset_id].shard_counts):
             return dataset_id, shard_id, "it was written anew"
         return dataset_id, None, "several of its shards were written anew"
 
