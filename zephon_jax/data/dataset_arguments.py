@@ -9,7 +9,7 @@ import numpy as np
 
 from zephon_jax._text import short
 from zephon_jax.data.files import File
-from zephon_jax.data.formats.base import named_error
+from zephon_jax.data.formats.base import AddedColumns, named_error
 from zephon_jax.data.formats.parquet_footer import check_same_columns, hive_columns
 
 __all__ = [
@@ -105,7 +105,7 @@ def check_alike(
 
 def hive_of(
     name: str, files: Sequence[File], columns: Sequence[str] | None
-) -> tuple[tuple[tuple[str, str | int | None], ...], ...] | None:
+) -> tuple[AddedColumns, ...] | None:
     """The columns that are read of those that the files' folders stand for; None for none.
 
     Raises:

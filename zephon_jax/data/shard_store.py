@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zephon_jax.data.files import File
-from zephon_jax.data.formats.base import named_error
+from zephon_jax.data.formats.base import AddedColumns, named_error
 from zephon_jax.data.memory_sources import MappedFile, mapping_of
 
 __all__ = ["CountedShards", "FileShards", "RandomAccess", "ShardStore", "SourceShards"]
@@ -95,7 +95,7 @@ class FileShards(ShardStore):
     # Arguments for the fsspec file system of remote shards.
     storage_options: Mapping[str, Any] | None = None
     # Columns that each file's folders stand for, by name; None where there are none.
-    added_columns: tuple[tuple[tuple[str, str | int | None], ...], ...] | None = None
+    added_columns: tuple[AddedColumns, ...] | None = None
     digests: tuple[int, ...] | None = None
     num_row_groups: int = 0
     decoded_bytes: int = 0

@@ -20,6 +20,7 @@ from zephon_jax.data.cache.store import Entry, ShardCache, default_folder
 from zephon_jax.data.fetch import fetch_file
 from zephon_jax.data.files import File, is_local
 from zephon_jax.data.formats import ShardFormat
+from zephon_jax.data.formats.base import AddedColumns
 
 __all__ = ["Shard", "Stager", "default_stager"]
 
@@ -45,7 +46,7 @@ class Shard(NamedTuple):
     # False if it is local and not compressed, so that it is read where it is.
     needs_copy: bool = True
     # Values that each record gets besides its own, by name.
-    added: tuple[tuple[str, str | int | None], ...] = ()
+    added: AddedColumns = ()
 
 
 class Stager:

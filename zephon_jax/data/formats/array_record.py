@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from zephon_jax.data.formats.base import (
+    AddedColumns,
     FetchRange,
     OpenShard,
     ShardFormat,
@@ -107,7 +108,7 @@ class ArrayRecordFormat(ShardFormat):
         path: str,
         index: ShardIndex,
         columns: tuple[str, ...] | None,
-        added: tuple[tuple[str, str | int | None], ...] = (),
+        added: AddedColumns = (),
     ) -> OpenShard:
         """Opens a file; columns do not apply."""
         del index, columns, added

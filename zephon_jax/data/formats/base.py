@@ -23,6 +23,7 @@ __all__ = [
     "BYTE_ORDER_MARK",
     "GZIP_MAGIC",
     "ZSTD_MAGIC",
+    "AddedColumns",
     "FetchRange",
     "OpenShard",
     "ShardFormat",
@@ -39,6 +40,9 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 # Returns bytes [start, stop) of a file.
 FetchRange = Callable[[int, int], bytes]
+
+AddedColumns = tuple[tuple[str, str | int | None], ...]
+"""Columns that all records of a file get besides, by name: partitions are in folder names."""
 
 
 def named_error(error: Exception, where: str) -> Exception:
@@ -157,7 +161,7 @@ class ShardFormat(ABC):
         path: str,
         index: ShardIndex,
         columns: tuple[str, ...] | None,
-        added: tuple[tuple[str, str | int | None], ...] = (),
+        added: AddedColumns = (),
     ) -> OpenShard:
         """Opens a local, unpacked file whose index is known.
 

@@ -20,6 +20,7 @@ from zephon_jax.data.formats.base import (
     BYTE_ORDER_MARK,
     GZIP_MAGIC,
     ZSTD_MAGIC,
+    AddedColumns,
     OpenShard,
     ShardFormat,
     ShardIndex,
@@ -326,7 +327,7 @@ class JsonlFormat(ShardFormat):
         path: str,
         index: ShardIndex,
         columns: tuple[str, ...] | None,
-        added: tuple[tuple[str, str | int | None], ...] = (),
+        added: AddedColumns = (),
     ) -> OpenShard:
         """Opens a file, finding its lines again where the index does not hold them."""
         del columns, added

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 
 from zephon_jax._warn import warn
-from zephon_jax.data.formats.base import FetchRange, OpenShard, ShardFormat, ShardIndex
+from zephon_jax.data.formats.base import (
+    AddedColumns,
+    FetchRange,
+    OpenShard,
+    ShardFormat,
+    ShardIndex,
+)
 
 __all__ = ["MEGATRON", "MegatronFormat"]
 
@@ -197,7 +203,7 @@ class MegatronFormat(ShardFormat):
         path: str,
         index: ShardIndex,
         columns: tuple[str, ...] | None,
-        added: tuple[tuple[str, str | int | None], ...] = (),
+        added: AddedColumns = (),
     ) -> OpenShard:
         """Opens both files; columns do not apply."""
         del index, columns, added

@@ -13,6 +13,7 @@ import numpy as np
 from zephon_jax.data.cache.block_plan import BlockUse
 from zephon_jax.data.cache.decoded import decoded_blocks, take_rows
 from zephon_jax.data.formats.base import (
+    AddedColumns,
     FetchRange,
     OpenShard,
     ShardFormat,
@@ -282,7 +283,7 @@ class ParquetFormat(ShardFormat):
         path: str,
         index: ShardIndex,
         columns: tuple[str, ...] | None,
-        added: tuple[tuple[str, str | int | None], ...] = (),
+        added: AddedColumns = (),
     ) -> OpenShard:
         """Opens a file to read some or all columns; a column of the file goes before an added."""
         del index
