@@ -283,8 +283,11 @@ def test_states_of_other_combinations_are_refused():
             zx.decode_state(foreign, data)
     with pytest.raises(TypeError, match="CountState"):
         source.next_chunk(CountSource().init())
+    state = source.init()
+    with pytest.raises(ValueError, match="must be of 2 parts"):
+        source.next_chunk(state._replace(lane_step=-1))
     with pytest.raises(ValueError, match="contradicts itself"):
-        source.next_chunk(source.init()._replace(lane_step=-1))
+        source.next_chunk(state._replace(places=np.uint32([[0, 0], [0, 1 << 31]])))
 
 
 def test_wrong_arguments_are_named():

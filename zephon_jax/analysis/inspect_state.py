@@ -12,8 +12,9 @@ import numpy as np
 from zephon_jax._text import counted, some
 from zephon_jax.analysis.saved_states import SavedState, check_saved_lane, read_states
 from zephon_jax.mixture.fingerprint import differing, named_digests
-from zephon_jax.mixture.state import MixtureState, from_words
+from zephon_jax.mixture.state import MixtureState
 from zephon_jax.sources.codec import open_fields, state_name
+from zephon_jax.sources.words import from_words
 
 __all__ = ["Inspected", "LaneState", "StatesDifference", "compare", "inspect_states"]
 

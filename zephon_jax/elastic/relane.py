@@ -16,12 +16,13 @@ from zephon_jax._arrays import as_int
 from zephon_jax.elastic.lane_rows import LanePlan, LaneRows
 from zephon_jax.elastic.plain_json import revive
 from zephon_jax.mixture.relane import relane
-from zephon_jax.mixture.state import MixtureState, from_words
+from zephon_jax.mixture.state import MixtureState
 from zephon_jax.sources.checks import draw
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.stateful_lane import state_from_dict
 from zephon_jax.sources.stopped import SourcePart
+from zephon_jax.sources.words import from_words
 from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["RelanedSource", "boundary_of"]

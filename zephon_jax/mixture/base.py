@@ -16,13 +16,14 @@ from zephon_jax.mixture.history import FAR
 from zephon_jax.mixture.locate import Dealing, places_of, times_drawn
 from zephon_jax.mixture.run import MixtureRun
 from zephon_jax.mixture.settings import MixtureSettings
-from zephon_jax.mixture.state import MixtureState, from_words
+from zephon_jax.mixture.state import MixtureState
 from zephon_jax.sources.checks import check_lane
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
 from zephon_jax.sources.codec import decode, encode_state
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
+from zephon_jax.sources.words import from_words
 from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["MixtureSource"]
@@ -185,7 +186,7 @@ class MixtureSource(WorkSource[MixtureState]):
                 f" decode_state; got {type(state).__name__}."
             )
         states = self.run.states
-        states.check_config(np.asarray(state.config), np.asarray(state.ratios))
+        states.check_config(np.asarray(state.config), state.ratios)
         states.check_form(state)
         check_lane(int(state.lane), int(state.num_lanes))
         states.check(state)

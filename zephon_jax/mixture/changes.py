@@ -20,8 +20,9 @@ from zephon_jax._text import short
 from zephon_jax.mixture.history import Change
 from zephon_jax.mixture.lane_states import field_words
 from zephon_jax.mixture.settings import MixtureArguments, MixtureDataset, MixtureSettings
-from zephon_jax.mixture.state import MixtureState, from_words
+from zephon_jax.mixture.state import MixtureState
 from zephon_jax.sources.checks import check_lane
+from zephon_jax.sources.words import from_words
 
 if TYPE_CHECKING:
     from zephon_jax.mixture.base import MixtureSource

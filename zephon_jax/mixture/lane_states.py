@@ -19,10 +19,9 @@ from zephon_jax.mixture.state import (
     MAX_LISTED,
     MAX_LISTED_VIRTUAL,
     MixtureState,
-    from_words,
     ledger_digest,
-    to_words,
 )
+from zephon_jax.sources.words import from_words, to_words
 
 __all__ = ["LaneStates", "Standing", "field_words", "ratios_of_fields"]
 
@@ -90,8 +89,6 @@ def _frozen(array: np.ndarray) -> np.ndarray:
     return array
 
 
-_NONE = _frozen(np.zeros((0, 2), dtype=np.uint32))
-_NO_CARRY = _frozen(np.zeros(0, dtype=np.int32))
 _LAGS = tuple(_frozen(np.asarray(lag, dtype=np.int32)) for lag in (0, 1))
 
 
@@ -124,14 +121,15 @@ class LaneStates:
         virtual = eras.steps.rules.costs is not None
         self._config_bytes = config.astype("<u4").tobytes()
         self._listed = k <= (MAX_LISTED_VIRTUAL if virtual else MAX_LISTED)
-        carried, drawn = (k if self._listed and not virtual else 0), (k if self._listed else 0)
+        self._carried = self._listed and not virtual
         zero = to_words(0)
         # What each field of a state looks like; the fields that never change are shared.
         self._like = MixtureState(
             lane=np.int32(0), num_lanes=np.int32(1), lag=_LAGS[0], chunk=zero, origin=zero,
-            era=zero, carry=np.zeros(carried, dtype=np.int32),
-            drawn=np.zeros((drawn, 2), dtype=np.uint32), ledger=to_words(0)[2 * self._listed :],
-            ratios=to_words(ratios), config=config,
+            era=zero, carry=np.zeros(k, dtype=np.int32) if self._carried else None,
+            drawn=np.zeros((k, 2), dtype=np.uint32) if self._listed else None,
+            ledger=None if self._listed else zero,
+            ratios=to_words(ratios) if ratios.size else None, config=config,
         )  # fmt: skip
         self._recent: BoundedCache[int, Standing] = BoundedCache(_KEPT_COMPONENTS // max(k, 1))
 
@@ -153,18 +151,16 @@ class LaneStates:
         return self._moved(standing.state, position, standing.lane)
 
     def _moved(self, like: MixtureState, position: Position, lane: Lane) -> MixtureState:
-        carry, drawn, ledger = _NO_CARRY, _NONE, like.ledger
-        if self._listed:
-            carry, drawn = _frozen(position.carry), to_words(position.drawn)
-        else:
-            ledger = _frozen(ledger_digest(position.carry, position.drawn))
+        digest = None
+        if not self._listed:
+            digest = _frozen(ledger_digest(position.carry, position.drawn))
         state = like._replace(
             lag=_LAGS[lane.lag(position.chunk_index)],
             chunk=to_words(position.chunk_index),
             era=to_words(position.era.first_chunk),
-            carry=carry,
-            drawn=drawn,
-            ledger=ledger,
+            carry=_frozen(position.carry) if self._carried else None,
+            drawn=to_words(position.drawn) if self._listed else None,
+            ledger=digest,
         )
         self._recent.put(id(state), Standing(state, position, lane))
         return state
@@ -190,7 +186,7 @@ class LaneStates:
 
     def _position(self, state: MixtureState, chunk_index: int, era: int) -> Position:
         if self._listed:
-            carry = np.array(state.carry, dtype=np.int32)
+            carry = np.array(state.carry if self._carried else (), dtype=np.int32)
             return self._eras.resume(chunk_index, era, carry, from_words(state.drawn))
         position = self._eras.seek(chunk_index)
         digest = ledger_digest(position.carry, position.drawn)
@@ -213,7 +209,7 @@ class LaneStates:
             if len(fields) == len(self._like):  # What may differ is from here on as it is here.
                 fields[_CONFIG] = self._config_bytes
 
-    def check_config(self, config: np.ndarray, ratios: np.ndarray) -> None:
+    def check_config(self, config: np.ndarray, ratios: np.ndarray | None) -> None:
         """Checks the fingerprint (c, 3) and the ratios (n, 2) of a state.
 
         Raises:
@@ -231,11 +227,12 @@ class LaneStates:
             shown = self._other_tokens(ratios) or shown
         raise _of_another(differs, shown)
 
-    def _other_tokens(self, ratios: np.ndarray) -> str:
+    def _other_tokens(self, ratios: np.ndarray | None) -> str:
         """How the token ratios of a state differ from those of the source, for an error."""
-        if not self._like.ratios.size or self._like.ratios.shape != ratios.shape:
+        mine = self._like.ratios
+        if mine is None or ratios is None or mine.shape != np.shape(ratios):
             return ""
-        mine, other = from_words(self._like.ratios), from_words(ratios)
+        mine, other = from_words(mine), from_words(ratios)
         pairs = [
             f"{name!r}: {b / RATIO_UNIT} in the state, {a / RATIO_UNIT} here"
             for name, a, b in zip(self._settings.names, mine.tolist(), other.tolist(), strict=False)
@@ -253,8 +250,14 @@ class LaneStates:
           ValueError: Naming the field.
         """
         for name, leaf, like in zip(state._fields, state, self._like, strict=True):
+            if like is None and leaf is not None:
+                raise ValueError(
+                    f"the state's field {name!r} must be None for this source; got"
+                    f" {type(leaf).__name__}. States come from init, seek, next_chunk and"
+                    " decode_state."
+                )
             found = np.asarray(leaf)
-            if found.shape != like.shape or found.dtype.kind not in "iu":
+            if like is not None and (found.shape != like.shape or found.dtype.kind not in "iu"):
                 raise ValueError(
                     f"the state's field {name!r} must hold integers of shape {like.shape}; got"
                     f" {found.dtype} {found.shape}. States come from init, seek, next_chunk and"
@@ -276,10 +279,11 @@ class LaneStates:
                 f"the state contradicts itself: chunk = {chunk}, origin = {origin}, era = {era},"
                 f" lag = {lag}."
             )
-        if self._like.ratios.size and not np.array_equal(state.ratios, self._like.ratios):
+        ratios = self._like.ratios
+        if ratios is not None and not np.array_equal(state.ratios, ratios):
             raise ValueError(
                 "the state belongs to a source with other token_estimation"
-                f"{self._other_tokens(np.asarray(state.ratios))}. Restore it with the settings and"
+                f"{self._other_tokens(state.ratios)}. Restore it with the settings and"
                 " data it was saved with, or start anew."
             )
         if self._listed:  # a ledger is looked at when the state is used: that takes a seek

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from zephon_jax._arrays import as_int
-from zephon_jax.mixture.state import MixtureState, from_words
+from zephon_jax.mixture.state import MixtureState
+from zephon_jax.sources.words import from_words
 
 __all__ = ["relane"]
 

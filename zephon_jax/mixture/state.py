@@ -1,8 +1,4 @@
-"""The state record of a mixture: where a lane stands, in 32-bit words.
-
-JAX without x64 cuts 64-bit integers in silence, so counts are pairs of 32-bit words: a state that
-went through `jit`, `device_put` or a checkpoint of model arrays comes back the same.
-"""
+"""The state record of a mixture: where a lane stands, in 32-bit words."""
 
 from __future__ import annotations
 
@@ -11,14 +7,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax.kernels.keys import digest_words
+from zephon_jax.sources.words import from_words
 
 __all__ = [
     "MAX_LISTED",
     "MAX_LISTED_VIRTUAL",
     "MixtureState",
-    "from_words",
     "ledger_digest",
-    "to_words",
 ]
 
 MAX_LISTED = 1024  # components whose carry and counts a state holds; above, a digest of them
@@ -28,10 +23,15 @@ MAX_LISTED_VIRTUAL = 64
 
 
 class MixtureState(NamedTuple):
-    """Where one lane stands. Immutable; every leaf is an array of 32-bit words."""
+    """Where one lane stands. Immutable; every leaf is an array of 32-bit words.
+
+    A field that a source does not need is None, in each of its states. It has no leaf then:
+    checkpoint libraries refuse to save arrays without items.
+    """
 
     __module__ = "zephon_jax"
     state_name = "MixtureState"  # in every saved state
+    encoded_none = b""  # in every saved state: no words
 
     lane: Any  # int32 ()
     num_lanes: Any  # int32 ()
@@ -39,10 +39,10 @@ class MixtureState(NamedTuple):
     chunk: Any  # uint32 (2,), low and high word: the lane's next chunk is its first from here on
     origin: Any  # uint32 (2,), chunk from which lanes are dealt, not 0 after they were cut anew
     era: Any  # uint32 (2,), chunk at which the set of active components last changed
-    carry: Any  # int32 (k,), units of 1 / W; (0,) with virtual time, or where there is a ledger
-    drawn: Any  # uint32 (k, 2), samples drawn before `chunk`; (0, 2) where there is a ledger
-    ledger: Any  # uint32 (2,), digest of carry and drawn above MAX_LISTED components; else (0,)
-    ratios: Any  # uint32 (k, 2), tokens per byte in units of 2^-32, where a mixture rests on them
+    carry: Any  # int32 (k,), units of 1 / W; None with virtual time, or where there is a ledger
+    drawn: Any  # uint32 (k, 2), samples drawn before `chunk`; None where there is a ledger
+    ledger: Any  # uint32 (2,), digest of carry and drawn above MAX_LISTED components; else None
+    ratios: Any  # uint32 (k, 2), tokens per byte in units of 2^-32; None if they do not matter
     config: Any  # uint32 (c, 3), the source's fingerprint: see `fingerprint`
 
     @property
@@ -56,22 +56,7 @@ class MixtureState(NamedTuple):
 
         Empty where a digest of them is kept: above 1,024 components, or 64 under virtual time.
         """
-        return from_words(self.drawn)
-
-
-def to_words(value: Any) -> np.ndarray:
-    """Splits integers in [0, 2^63) into low and high words: uint32 (..., 2), read-only."""
-    value = np.array(value, dtype="<i8")
-    words = value.reshape(*value.shape, 1).view("<u4").astype(np.uint32, copy=False)
-    words.setflags(write=False)
-    return words
-
-
-def from_words(words: Any) -> Any:
-    """Joins low and high words: an int for shape (2,), else int64 (...)."""
-    words = np.ascontiguousarray(words, dtype="<u4")
-    value = words.view("<i8")[..., 0]
-    return int(value) if words.ndim == 1 else value.astype(np.int64)
+        return from_words(np.zeros((0, 2), np.uint32) if self.drawn is None else self.drawn)
 
 
 def ledger_digest(carry: np.ndarray, drawn: np.ndarray) -> np.ndarray:

@@ -36,6 +36,12 @@ _CHECKSUM_BYTES = 8
 _AS_WRITTEN = frozenset(map(np.dtype, ("?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8")))
 
 
+def _encoded_none(record: type) -> bytes | None:
+    """How fields of a record that are None are encoded: as None, or as what its class names."""
+    given = getattr(record, "encoded_none", None)
+    return given if isinstance(given, bytes) else None  # it may be the name of a field
+
+
 def _pack_leaf(value: Any, where: str) -> Any:
     if value is None or isinstance(value, (bool, str, bytes)):
         return value
@@ -51,9 +57,12 @@ def _pack_leaf(value: Any, where: str) -> Any:
     if isinstance(value, dict):
         return [[key, _pack_leaf(value[key], f"{where}[{key!r}]")] for key in sorted(value)]
     if isinstance(value, (tuple, list)):
+        absent = _encoded_none(type(value))
         return [
             item.tobytes()  # nearly all leaves
             if type(item) is np.ndarray and item.dtype in _AS_WRITTEN
+            else absent
+            if item is None
             else _pack_leaf(item, f"{where}[{i}]")
             for i, item in enumerate(value)
         ]
@@ -102,7 +111,7 @@ def encode_state(state: Any) -> bytes:
     """
     if not isinstance(state, tuple):
         raise TypeError(f"a state must be a NamedTuple; got {type(state).__name__}.")
-    body = _pack([state_name(type(state)), _pack_leaf(tuple(state), "state")])
+    body = _pack([state_name(type(state)), _pack_leaf(state, "state")])
     return _pack([VERSION, _checksum(body), body])
 
 
@@ -184,11 +193,14 @@ def _fit(raw: Any, like: Any, where: str) -> Any:
             }
         names = getattr(like, "_fields", None) or range(len(like))
         items: list[Any] = []
+        absent = _encoded_none(type(like))
         for item, part, name in zip(raw, like, names, strict=True):
             plain = type(part) is np.ndarray and part.dtype in _AS_WRITTEN
             if plain and type(item) is bytes and len(item) == part.nbytes:
                 # Nearly all leaves. The array is of the bytes themselves, which nobody can write.
                 items.append(np.ndarray(part.shape, part.dtype, item))
+            elif part is None and type(item) is type(absent) and item == absent:
+                items.append(None)
             else:
                 items.append(_fit(item, part, f"{where}.{name}"))
         return type(like)(*items) if hasattr(like, "_fields") else type(like)(items)

@@ -27,24 +27,25 @@ from zephon_jax.sources.codec import Plain
 from zephon_jax.sources.part_cursor import FAR, Cursor, Part
 from zephon_jax.sources.part_names import PartNames
 from zephon_jax.sources.turns import ByWeights, InTurn, Stretch, Turns, end_of_stretch
+from zephon_jax.sources.words import from_words, to_words
 from zephon_jax.sources.work_source import WorkSource
 
 __all__ = ["CombinedSource", "CombinedState"]
 
 
 class CombinedState(NamedTuple):
-    """Where a lane of a combined source stands."""
+    """Where a lane of a combined source stands. Immutable; its own leaves are 32-bit words."""
 
     __module__ = "zephon_jax"
     state_name = "CombinedState"  # in every saved state
 
-    lane: int
-    num_lanes: int
-    config: int  # a digest of how the parts are put together
-    lane_step: int  # chunks that the lane has had
-    given: tuple[int, ...]  # chunks of each part before the stretch that was come to
-    ended: tuple[bool, ...]  # parts that had nothing more to give there
-    places: tuple[int, ...]  # chunks of each part's source before its state
+    lane: np.ndarray  # int32 ()
+    num_lanes: np.ndarray  # int32 ()
+    config: np.ndarray  # uint32 (2,), a digest of how the parts are put together
+    lane_step: np.ndarray  # uint32 (2,), low and high word: chunks that the lane has had
+    given: np.ndarray  # uint32 (k, 2), chunks of each part before the stretch that was come to
+    ended: np.ndarray  # bool (k,), parts that had nothing more to give there
+    places: np.ndarray  # uint32 (k, 2), chunks of each part's source before its state
     parts: tuple[Any, ...]  # a state of each part's source, as one lane
 
 
@@ -69,8 +70,8 @@ class CombinedSource(WorkSource[CombinedState]):
         self._names = PartNames(sources)
         stretches = [number for part in self._parts for number in (part.skip, part.limit)]
         terms = [n for weight in weights or () for n in weight.as_integer_ratio()]
-        words = digest_words(2, len(terms), *terms, *stretches, *self._names.component_ids).tolist()
-        self._config = words[0] | (words[1] >> 1) << 32
+        self._config = digest_words(2, len(terms), *terms, *stretches, *self._names.component_ids)
+        self._config.setflags(write=False)
         seeds = {source.seed for source in sources}
         self.seed = seeds.pop() if len(seeds) == 1 else None
         tokens = all(source.unit == "tokens" for source in sources)
@@ -115,13 +116,13 @@ class CombinedSource(WorkSource[CombinedState]):
         lane, num_lanes = check_lane(lane, num_lanes)
         starts = [part.start() for part in self._parts]
         return CombinedState(
-            lane=lane,
-            num_lanes=num_lanes,
+            lane=_frozen(lane, np.int32),
+            num_lanes=_frozen(num_lanes, np.int32),
             config=self._config,
-            lane_step=0,
-            given=(0,) * len(starts),
-            ended=(False,) * len(starts),
-            places=tuple(start.place for start in starts),
+            lane_step=to_words(0),
+            given=to_words([0] * len(starts)),
+            ended=_frozen([False] * len(starts), np.bool_),
+            places=to_words([start.place for start in starts]),
             parts=tuple(start.state for start in starts),
         )
 
@@ -139,13 +140,13 @@ class CombinedSource(WorkSource[CombinedState]):
         self._check_uncut(origin)
         chunk_index = as_int(chunk_index, "chunk_index", 0, FAR - 1)
         state = self.init(lane, num_lanes)
-        step = chunk_index // state.num_lanes
-        step += self._chunk_of(state._replace(lane_step=step)) < chunk_index
-        return state._replace(lane_step=step)
+        step = chunk_index // int(state.num_lanes)
+        step += self._chunk_of(state._replace(lane_step=to_words(step))) < chunk_index
+        return state._replace(lane_step=to_words(step))
 
     def _chunk_of(self, state: CombinedState) -> int:
         """The lane's next chunk, in the numbers of the whole."""
-        lane, num_lanes, step = int(state.lane), int(state.num_lanes), int(state.lane_step)
+        lane, num_lanes, step = int(state.lane), int(state.num_lanes), from_words(state.lane_step)
         if num_lanes == 1:
             return step
         return int(lanes.chunk_of_lane(np.asarray(step), lane, num_lanes, self.seed or 0))
@@ -177,9 +178,13 @@ class CombinedSource(WorkSource[CombinedState]):
                 f"{self._name} needs a state of its own, from init, seek, next_chunk or"
                 f" decode_state; got {type(state).__name__}."
             )
-        self._check_config(int(state.config))
-        counts = [int(state.lane_step), *map(int, state.given), *map(int, state.places)]
-        if len({len(self._parts), *map(len, state[4:])}) > 1 or min(counts) < 0:
+        self._check_config(np.array_equal(state.config, self._config))
+        k = len(self._parts)
+        shapes = [(2,), (k, 2), (k,), (k, 2)]
+        if [np.shape(field) for field in state[3:7]] != shapes or len(state.parts) != k:
+            raise ValueError(f"the state must be of {k} parts; got {short(state)}.")
+        counts = [from_words(state.lane_step), *_counts(state.given), *_counts(state.places)]
+        if min(counts) < 0:
             raise ValueError(f"the state contradicts itself: {short(state)}.")
 
     def check_encoded(self, fields: list[Plain]) -> None:
@@ -190,7 +195,8 @@ class CombinedSource(WorkSource[CombinedState]):
         """
         names = CombinedState._fields
         if len(fields) == len(names):
-            self._check_config(fields[names.index("config")])
+            mine = self._config.astype("<u4").tobytes()
+            self._check_config(fields[names.index("config")] == mine)
             parts = fields[names.index("parts")]
             if isinstance(parts, list) and len(parts) == len(self._parts):
                 for place, (part, mine) in enumerate(zip(self._parts, parts, strict=True)):
@@ -198,8 +204,8 @@ class CombinedSource(WorkSource[CombinedState]):
                         with _Named(place):
                             part.source.check_encoded(mine)
 
-    def _check_config(self, config: object) -> None:
-        if config != self._config:
+    def _check_config(self, is_mine: bool) -> None:
+        if not is_mine:
             raise ValueError(
                 f"the state belongs to sources that are put together in another way than {self!r}:"
                 " other numbers of chunks or weights, or other components. Restore it with the"
@@ -212,9 +218,9 @@ class CombinedSource(WorkSource[CombinedState]):
         """Returns the lane's next chunk and the state after it; at the end None and the same."""
         self._check_form(state)
         g = self._chunk_of(state)
-        given, ended = tuple(map(int, state.given)), tuple(map(bool, state.ended))
+        given, ended = tuple(_counts(state.given)), tuple(np.asarray(state.ended).tolist())
         stretch = Stretch(sum(given), given, ended)
-        cursors = list(map(Cursor, map(int, state.places), state.parts))
+        cursors = list(map(Cursor, _counts(state.places), state.parts))
         while True:
             turn = self._turn(stretch, g, cursors)
             if turn is None:
@@ -226,10 +232,10 @@ class CombinedSource(WorkSource[CombinedState]):
         chunk, cursors[place] = self._parts[place].chunk(cursors[place], number)
         assert chunk is not None
         after = state._replace(
-            lane_step=int(state.lane_step) + 1,
-            given=stretch.given,
-            ended=stretch.ended,
-            places=tuple(cursor.place for cursor in cursors),
+            lane_step=to_words(from_words(state.lane_step) + 1),
+            given=to_words(stretch.given),
+            ended=_frozen(stretch.ended, np.bool_),
+            places=to_words([cursor.place for cursor in cursors]),
             parts=tuple(cursor.state for cursor in cursors),
         )
         return self._renumbered(chunk, place, g, int(state.num_lanes)), after
@@ -358,6 +364,17 @@ class CombinedSource(WorkSource[CombinedState]):
                 low, high = (middle, high) if given <= number else (low, middle)
             return here.first + low
         raise AssertionError("a part gives each of its chunks")
+
+
+def _frozen(value: object, dtype: type[np.generic]) -> np.ndarray:
+    array = np.asarray(value, dtype=dtype)
+    array.setflags(write=False)
+    return array
+
+
+def _counts(words: np.ndarray) -> list[int]:
+    """Counts of parts, from words (k, 2)."""
+    return from_words(words).tolist()
 
 
 class _Named:
