@@ -36,9 +36,14 @@ from zephon_jax.sources.work_source import WorkSource
 if TYPE_CHECKING:
     from zephon_jax.analysis import plot
     from zephon_jax.elastic.checkpoint import orbax
-    from zephon_jax.elastic.checkpoint.save_restore import restore_checkpoint, save_checkpoint
+    from zephon_jax.elastic.checkpoint.save_restore import (
+        read_checkpoint,
+        restore_checkpoint,
+        save_checkpoint,
+    )
     from zephon_jax.elastic.dataset import ElasticIterDataset, LaneError
     from zephon_jax.elastic.global_batch import GlobalBatches, synchronized, to_global
+    from zephon_jax.elastic.row_samples import RowSamples
     from zephon_jax.pipelines.ensure_mixture import EnsureMixtureIterDataset, ensure_mixture
     from zephon_jax.pipelines.flush import FlushIterDataset
     from zephon_jax.pipelines.lane_dataset import LaneIterDataset
@@ -65,6 +70,7 @@ __all__ = [
     "MixtureSpec",
     "MixtureState",
     "OrderDifference",
+    "RowSamples",
     "SampleId",
     "ScheduledMixtureWorkSource",
     "Simulation",
@@ -97,6 +103,7 @@ __all__ = [
     "plot",
     "quota",
     "read",
+    "read_checkpoint",
     "relane",
     "restore",
     "restore_checkpoint",
@@ -128,9 +135,11 @@ _ON_GRAIN = {  # name: the module that has it
     "LaneError": "elastic.dataset",
     "LaneIterDataset": "pipelines.lane_dataset",
     "MixtureMapDataset": "pipelines.map_dataset",
+    "RowSamples": "elastic.row_samples",
     "component_tokens": "pipelines.packing",
     "synchronized": "elastic.global_batch",
     "pack": "pipelines.packing",
+    "read_checkpoint": "elastic.checkpoint.save_restore",
     "restore_checkpoint": "elastic.checkpoint.save_restore",
     "save_checkpoint": "elastic.checkpoint.save_restore",
     "map_batch": "pipelines.map_batch",

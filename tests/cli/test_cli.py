@@ -115,15 +115,15 @@ def test_check(folder, processes):
 
 
 def test_simulate(folder):
-    text = run("simulate", "--config", "run.yaml")
+    text = run("simulate", "run.yaml")
     assert text.startswith("40 chunks, 320 samples, 4 lanes (the run goes on)")
-    facts = as_json("simulate", "--config", "whole.yaml", "--lanes", 2)
+    facts = as_json("simulate", "whole.yaml", "--lanes", 2)
     expected = zx.simulate(zx.load_config("whole.yaml"), num_lanes=2)
     assert facts["num_chunks"] == expected.num_chunks
     assert facts["warnings"] == list(expected.warnings)
     assert facts["components"]["web"]["lane_samples"] == expected.lane_draws[:, 0].tolist()
-    assert as_json("simulate", "--config", "run.yaml", "--chunks", 7)["num_chunks"] == 7
-    run("simulate", "--config", "run.yaml", "--csv", "out.csv")
+    assert as_json("simulate", "run.yaml", "--chunks", 7)["num_chunks"] == 7
+    run("simulate", "run.yaml", "--csv", "out.csv")
     with open("out.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 40
 
@@ -133,9 +133,9 @@ def test_simulate_draws_every_picture(folder):
     for picture in ("mixture", "passes", "deviation", "lanes"):
         name = f"{picture}.png"
         component = ["--component", "web"] if picture == "lanes" else []
-        run("simulate", "--config", "run.yaml", "--plot", name, "--picture", picture, *component)
+        run("simulate", "run.yaml", "--plot", name, "--picture", picture, *component)
         assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    run("simulate", "--config", "run.yaml", "--plot", "same.png")
+    run("simulate", "run.yaml", "--plot", "same.png")
     assert (folder / "same.png").read_bytes() == (folder / "mixture.png").read_bytes()
 
 
@@ -158,13 +158,13 @@ def test_files_and_options_are_looked_at_before_the_run(folder, monkeypatch):
         (["--csv", ""], "--csv needs the name of a file; got ''"),
         (["--plot", ""], "--plot needs the name of a file; got ''"),
         (["--csv", "a.png", "--plot", "./a.png"], "--csv and --plot are one file, ./a.png"),
-        (["--csv", "run.yaml"], "--config and --csv are one file, run.yaml"),
+        (["--csv", "run.yaml"], "CONFIG and --csv are one file, run.yaml"),
         (["--plot", "a.png", "--picture", "lanes"], "--picture lanes needs --component"),
         (["--plot", "a.png", "--picture", "lanes", "--component", "wbe"], "no component 'wbe'"),
         (["--picture", "passes"], "--picture passes does nothing without --plot"),
         (["--plot", "a.png", "--component", "web"], "--component web does nothing without"),
     ):
-        assert text in run("simulate", "--config", "run.yaml", *args, code=2)
+        assert text in run("simulate", "run.yaml", *args, code=2)
     monkeypatch.undo()
     monkeypatch.chdir(folder)
     monkeypatch.setattr("zephon_jax.analysis.simulate.count_chunks", called)
@@ -172,7 +172,7 @@ def test_files_and_options_are_looked_at_before_the_run(folder, monkeypatch):
         (["--cache-bytes", "9"], "cache_bytes says nothing without window"),
         (["--window", "0"], "window must be at least 1"),
     ):
-        assert text in run("simulate", "--config", "run.yaml", *args, code=2)
+        assert text in run("simulate", "run.yaml", *args, code=2)
 
 
 def test_options_that_do_nothing_are_refused(folder):
@@ -180,7 +180,7 @@ def test_options_that_do_nothing_are_refused(folder):
         (["describe", "--format", "jsonl", "run.yaml"], "--format is for paths"),
         (["index", "--format", "jsonl", "run.yaml"], "--format is for paths"),
         (["inspect", "lane0.state", "--step", "3"], "is a file: it has no steps to choose from"),
-        (["audit", "lane0.state", "--config", "run.yaml", "--step", "3"], "has no steps to choose"),
+        (["audit", "run.yaml", "lane0.state", "--step", "3"], "has no steps to choose"),
         (["diff", "lane0.state", "lane1.state", "--chunks", "3"], "--chunks and --lanes are for"),
         (["diff", "saved", "saved", "--lanes", "3"], "these are states"),
     ):
@@ -191,12 +191,12 @@ def test_one_is_said_as_one(folder):
     (folder / "one.yaml").write_text(
         "datasets: {a: {counts: [1]}}\nmixture: {a: 1}\nchunk_size: 1\n"
     )
-    text = run("simulate", "--config", "one.yaml", "--window", 1)
+    text = run("simulate", "one.yaml", "--window", 1)
     assert text.startswith("1 chunk, 1 sample, 1 lane (the whole run)")
     assert "first 1 chunk, by windows of 1: up to 1 shard in a window; 1 shard fetched" in text
     source = zx.load_config("one.yaml")
     (folder / "one.state").write_bytes(zx.encode_state(source.seek(1)))
-    text = run("audit", "one.state", "--config", "one.yaml")
+    text = run("audit", "one.yaml", "one.state")
     assert text.startswith("1 lane has read 1 sample: the first 1 chunk\n  a: 1 sample; of the")
     (folder / "two.yaml").write_text((folder / "one.yaml").read_text() + "seed: 1\n")
     assert "no difference in the first 1 chunk\n" in run("diff", "one.yaml", "two.yaml", code=0)
@@ -224,18 +224,18 @@ def test_inspect(folder):
 
 
 def test_audit(folder):
-    text = run("audit", "saved", "--config", "run.yaml")
+    text = run("audit", "run.yaml", "saved")
     assert text.startswith("4 lanes have read 48 samples")
-    facts = as_json("audit", "saved", "--config", "run.yaml", "--step", 3)
+    facts = as_json("audit", "run.yaml", "saved", "--step", 3)
     assert sum(facts["samples"].values()) == 24
     states = [f"lane{lane}.state" for lane in range(4)]
-    facts = as_json("audit", *states, "--config", "run.yaml")
+    facts = as_json("audit", "run.yaml", *states)
     assert facts["gaps"]  # which the lanes that lag behind will read yet
-    twice = as_json("audit", *states, "saved", "--config", "run.yaml", code=1)
+    twice = as_json("audit", "run.yaml", *states, "saved", code=1)
     assert twice["doubles"]
     assert facts["seen"]["web"]["0"] > 0
-    assert as_json("audit", *states[:2], "--config", "run.yaml", code=1)["missing"] == [2, 3]
-    assert "other exhausted_policy" in run("audit", "saved", "--config", "whole.yaml", code=2)
+    assert as_json("audit", "run.yaml", *states[:2], code=1)["missing"] == [2, 3]
+    assert "other exhausted_policy" in run("audit", "whole.yaml", "saved", code=2)
 
 
 def test_audit_reads_chunks_as_the_configuration_says(folder):
@@ -254,7 +254,7 @@ def test_audit_reads_chunks_as_the_configuration_says(folder):
     for mode, web in (("lattice", 3), ("smooth_weighted_round_robin", 4), (None, 3)):
         said = text if mode is None else text.replace("40}", f"40, read: {{mode: {mode}}}}}")
         (folder / "read.yaml").write_text(said)
-        facts = as_json("audit", "rows", "--config", "read.yaml")
+        facts = as_json("audit", "read.yaml", "rows")
         assert facts["samples"] == {"web": web, "code": 4 - web}, mode
 
 
@@ -298,23 +298,23 @@ def test_diff_reads_each_run_as_its_configuration_says(folder):
 def test_locate(folder):
     source = zx.load_config("run.yaml")
     places = source.locate((1, 0, 7), 4, 40)
-    found = as_json("locate", "--config", "run.yaml", "code", 0, 7)
+    found = as_json("locate", "run.yaml", "code", 0, 7)
     assert [tuple(place.values()) for place in found] == [tuple(place) for place in places]
-    assert len(run("locate", "--config", "run.yaml", "code", 0, 7).splitlines()) == len(places) + 1
+    assert len(run("locate", "run.yaml", "code", 0, 7).splitlines()) == len(places) + 1
     unread = next(n for n in range(60) if not source.locate((1, 0, n), 4, 3))
-    assert run("locate", "--config", "run.yaml", "code", 0, unread, "--chunks", 3) == "never\n"
+    assert run("locate", "run.yaml", "code", 0, unread, "--chunks", 3) == "never\n"
     for args in (["--chunks", 0], ["--origin", 40], ["--chunks", 50, "--origin", 100]):
-        said = run("locate", "--config", "run.yaml", "code", 0, 7, *args, code=2)
+        said = run("locate", "run.yaml", "code", 0, 7, *args, code=2)
         assert "there is nothing to look at" in said
     end = zx.simulate(zx.load_config("whole.yaml")).num_chunks
-    said = run("locate", "--config", "whole.yaml", "code", 0, 7, "--origin", end, code=2)
+    said = run("locate", "whole.yaml", "code", 0, 7, "--origin", end, code=2)
     assert f"the run ends before chunk {end}" in said
-    last = as_json("locate", "--config", "whole.yaml", "code", 0, 7, "--origin", end - 1)
+    last = as_json("locate", "whole.yaml", "code", 0, 7, "--origin", end - 1)
     assert all(place["chunk"] == end - 1 for place in last)
     places = source.locate((1, 0, 7), 3, 40, origin=8)
-    found = as_json("locate", "--config", "run.yaml", "code", 0, 7, "--lanes", 3, "--origin", 8)
+    found = as_json("locate", "run.yaml", "code", 0, 7, "--lanes", 3, "--origin", 8)
     assert [tuple(place.values()) for place in found] == [tuple(place) for place in places]
-    said = run("locate", "--config", "run.yaml", "cod", 0, 7, code=2)
+    said = run("locate", "run.yaml", "cod", 0, 7, code=2)
     assert "no dataset 'cod'" in said
 
 
@@ -328,15 +328,15 @@ def test_config(folder):
 
 @pytest.mark.parametrize("args", [
     ["describe"], ["describe", "nothing"], ["index", "nothing"], ["simulate"],
-    ["simulate", "--config", "nothing.yaml"], ["simulate", "--config", "run.yaml", "--lanes", "0"],
-    ["simulate", "--config", "run.yaml", "--lanes", "x"],
-    ["simulate", "--config", "run.yaml", "--chunks", "-1"],
+    ["simulate", "nothing.yaml"], ["simulate", "run.yaml", "--lanes", "0"],
+    ["simulate", "run.yaml", "--lanes", "x"],
+    ["simulate", "run.yaml", "--chunks", "-1"],
     ["inspect"], ["inspect", "nothing"], ["inspect", "run.yaml"], ["inspect", "corpora"],
     ["inspect", "corpora/web/part-0.jsonl"], ["inspect", "saved", "--step", "9"],
-    ["audit", "saved"], ["audit", "nothing", "--config", "run.yaml"],
+    ["audit", "saved"], ["audit", "run.yaml", "nothing"],
     ["diff", "run.yaml"], ["diff", "run.yaml", "nothing.yaml"], ["diff", "nothing", "saved"],
-    ["config", "nothing.yaml"], ["config", "corpora"], ["locate", "--config", "run.yaml", "web"],
-    ["locate", "--config", "run.yaml", "web", "0", "999"], ["frobnicate"], ["--frobnicate"],
+    ["config", "nothing.yaml"], ["config", "corpora"], ["locate", "run.yaml", "web"],
+    ["locate", "run.yaml", "web", "0", "999"], ["frobnicate"], ["--frobnicate"],
 ])  # fmt: skip
 def test_mistakes_are_named_without_a_traceback(folder, args):
     said = run(*args, code=2)
@@ -347,8 +347,8 @@ def test_mistakes_are_named_without_a_traceback(folder, args):
 def test_runs_that_never_end_ask_for_a_number_of_chunks(folder):
     text = (folder / "run.yaml").read_text().replace(", num_chunks: 40", "")
     (folder / "endless.yaml").write_text(text)
-    for args in (["simulate"], ["locate", "web", "0", "0"]):
-        said = run(*args, "--config", "endless.yaml", code=2)
+    for args in (["simulate", "endless.yaml"], ["locate", "endless.yaml", "web", "0", "0"]):
+        said = run(*args, code=2)
         assert "say how far to look with --chunks" in said
 
 
@@ -374,7 +374,7 @@ def test_damaged_states_are_told_from_whole_ones(folder):
             else:
                 changed = value
             state.write_text(json.dumps(changed))
-            for args in (["inspect", "state.json"], ["audit", "state.json", "--config", "run.yaml"],
+            for args in (["inspect", "state.json"], ["audit", "run.yaml", "state.json"],
                          ["diff", "state.json", "lane0.state"]):  # fmt: skip
                 result = CliRunner().invoke(cli, args)
                 assert result.exit_code in (0, 1, 2), (place, value, args)
@@ -383,7 +383,7 @@ def test_damaged_states_are_told_from_whole_ones(folder):
                 )  # fmt: skip
     for cut in (0, 1, 50, len(whole) - 2):
         file.write_bytes(whole[:cut])
-        for args in (["inspect", "saved"], ["audit", "saved", "--config", "run.yaml"]):
+        for args in (["inspect", "saved"], ["audit", "run.yaml", "saved"]):
             assert "lanes [0, 1, 2, 3]" in run(*args, "--step", "6", code=2)
             passed_over = CliRunner().invoke(cli, args)
             assert passed_over.exit_code == 0
@@ -419,7 +419,7 @@ def test_no_error_passes_for_an_answer(folder, monkeypatch, error, said, code):
         raise error
 
     monkeypatch.setattr("zephon_jax.cli.commands.load_states", raises)
-    for args in (["inspect", "s3://x/y"], ["audit", "s3://x/y", "--config", "run.yaml"]):
+    for args in (["inspect", "s3://x/y"], ["audit", "run.yaml", "s3://x/y"]):
         monkeypatch.delenv("ZEPHON_JAX_TRACEBACK", raising=False)
         result = CliRunner().invoke(cli, args)
         assert (result.exit_code, result.stdout, result.stderr) == (code, "", said)
@@ -436,7 +436,7 @@ def test_storage_without_credentials(folder, monkeypatch):
             monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(folder))
-    for args in (["inspect", "s3://x/y"], ["audit", "s3://x/y", "--config", "run.yaml"]):
+    for args in (["inspect", "s3://x/y"], ["audit", "run.yaml", "s3://x/y"]):
         said = run(*args, code=2)
         assert said.startswith("error: ")
         assert said.count("\n") == 1
@@ -447,7 +447,7 @@ def test_whoever_stops_reading_gets_the_exit_code(folder):
     (folder / "other.yaml").write_text((folder / "run.yaml").read_text() + "seed: 9\n")
     for args, code in (
         (["diff", "run.yaml", "other.yaml"], 1), (["diff", "run.yaml", "run.yaml"], 0),
-        (["simulate", "--config", "run.yaml", "--json"], 0),
+        (["simulate", "run.yaml", "--json"], 0),
     ):  # fmt: skip
         reading, writing = os.pipe()
         os.close(reading)
@@ -469,10 +469,10 @@ def test_the_real_command(folder):
     shown = real("--version")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert zx.__version__ in shown.stdout
-    done = real("simulate", "--config", "run.yaml", "--json")
+    done = real("simulate", "run.yaml", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["num_chunks"] == 40
-    wrong = real("simulate", "--config", "nothing.yaml")
+    wrong = real("simulate", "nothing.yaml")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == "error: there is no configuration file nothing.yaml.\n"
     (folder / "same.yaml").write_text(
@@ -496,9 +496,37 @@ def test_names_that_would_break_a_line_are_escaped(folder):
     (folder / "odd.state").write_bytes(zx.encode_state(source.seek(3)))
     for args, lines in (
         (["describe", "odd.yaml"], 3),
-        (["simulate", "--config", "odd.yaml", "--chunks", "9"], 4),
-        (["audit", "odd.state", "--config", "odd.yaml"], 3),
+        (["simulate", "odd.yaml", "--chunks", "9"], 4),
+        (["audit", "odd.yaml", "odd.state"], 3),
     ):
         said = run(*args).splitlines()
         assert len([line for line in said if not line.startswith("!")]) == lines
         assert sum("a\\nb" in line for line in said) >= 1
+
+
+def test_show(folder):
+    """The records of a batch are those that the run itself hands out there."""
+    source = zx.load_config("whole.yaml")
+    lanes = zx.ElasticIterDataset(
+        source, 4, lambda lane: lane, process_index=0, process_count=1, global_batch_size=12,
+        pad=True,
+    )  # fmt: skip
+    batches = list(lanes)
+    for step in (0, 5, len(batches) - 1):
+        shown = as_json("show", "whole.yaml", "--step", step, "--lanes", 4, "--batch-size", 12)
+        batch = batches[step]
+        for row, ids, record, real in zip(
+            shown, batch["sample_id"], batch["data"]["n"], batch["row_mask"], strict=True
+        ):
+            if real:
+                name = source.datasets_by_id[int(ids[0])].name
+                assert (row["dataset"], row["shard"], row["sample"]) == (name, *ids[1:].tolist())
+                assert row["record"] == repr({"n": int(record)})
+            else:
+                assert row["dataset"] is None
+    text = run("show", "run.yaml", "--step", 2, "--batch-size", 8, "--rows", 3)
+    assert text.splitlines()[0].split() == ["row", "lane", "dataset", "shard", "sample", "record"]
+    assert len(text.splitlines()) == 5
+    assert text.endswith("5 more rows: --rows 8 shows all\n")
+    said = run("show", "whole.yaml", "--step", 10_000, code=2)
+    assert "before the end of the run" in said

@@ -70,6 +70,7 @@ PICKLED = {  # by class
     "MixtureSpec": lambda: zx.MixtureSpec({"a": 1, "b": 0.5}),
     "MixtureState": lambda: state_after(COUNTED, 2),
     "OrderDifference": lambda: zx.diff(COUNTED, COUNTED.replace(seed=1)),
+    "RowSamples": lambda: elastic().sample_ids_at(1)[0],
     "SampleId": lambda: COUNTED[3],
     "ScheduledMixtureWorkSource": lambda: SCHEDULED,
     "Simulation": lambda: zx.simulate(COUNTED),

@@ -24,6 +24,7 @@ from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.cli.data_commands import check, describe, facts_of, index
 from zephon_jax.cli.output import answer, as_json_option, bar, careful
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
+from zephon_jax.cli.show_batch import show
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.mixture.config_schema import TEMPLATE, schema
 from zephon_jax.mixture.configured import ConfiguredMixture
@@ -39,9 +40,7 @@ _step = click.option(
     "--step", type=int, help="Which checkpoint of a folder; the newest by default."
 )
 _chunks = click.option("--chunks", type=int, help="Chunks to look at, of all lanes together.")
-_config = click.option(
-    "--config", "config", required=True, type=click.Path(), help="Configuration file of the run."
-)
+_config = click.argument("config", type=click.Path())
 
 
 _EPILOG = (
@@ -58,7 +57,7 @@ def cli() -> None:
     """Looks at training data orders before, during and after a run."""
 
 
-for _command in (describe, check, index):
+for _command in (describe, check, index, show):
     cli.add_command(_command)
 
 
@@ -85,7 +84,7 @@ def simulate(
     check_picture(plot, picture, component, source.component_ids())
     if csv is not None:
         check_file(csv, "--csv")
-    check_apart({"--config": config, "--csv": csv, "--plot": plot})
+    check_apart({"CONFIG": config, "--csv": csv, "--plot": plot})
     with bar(run.num_chunks, "simulating", quiet=as_json) as shown:
         found = simulate_source(
             source, run.num_chunks, run.num_lanes, window=window, cache_bytes=cache_bytes,
@@ -168,8 +167,8 @@ def _differs(found: Inspected, source: WorkSource) -> list[str]:
 
 
 @cli.command()
-@click.argument("states", nargs=-1, required=True, type=click.Path())
 @_config
+@click.argument("states", nargs=-1, required=True, type=click.Path())
 @_step
 @as_json_option
 @careful

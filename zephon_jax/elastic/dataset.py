@@ -17,6 +17,7 @@ from zephon_jax._text import short
 from zephon_jax.elastic.iterator import ElasticIterator, HostPlan
 from zephon_jax.elastic.lane_rows import LaneError, LanePlan, lane_dataset
 from zephon_jax.elastic.relane import RelanedSource, boundary_of
+from zephon_jax.elastic.row_samples import RowSamples, sample_ids_at
 from zephon_jax.elastic.row_sharding import row_sharding
 from zephon_jax.elastic.run_id import run_id_of
 from zephon_jax.elastic.steps import StepRules, constant_rows, rows_at, rows_each
@@ -240,6 +241,41 @@ class ElasticIterDataset(grain.IterDataset):
         if known:
             other._lane_lengths = other._whole_batches(lane_lengths(source, self.num_lanes))
         return other
+
+    def sample_ids_at(self, step: int, state: Mapping[str, Any] | None = None) -> list[RowSamples]:
+        """Says which samples are in the rows of a global batch: "what did the model see there?".
+
+        Where the pipeline yields one row for each sample this is arithmetic: no data is read.
+        Where it filters, packs or shuffles, the pipelines of the lanes are run from a state of
+        before, up to the step: rows that keep `sample_id`, and rows of `zx.pack` from documents
+        that keep it, tell their samples.
+
+        Args:
+          step: The global batch, from 0.
+          state: A state at this step or before, of all lanes whose rows are wanted, such as
+            `zx.read_checkpoint` returns. None for arithmetic.
+
+        Returns:
+          The rows in the order of the batch: lane, row of the lane, and sample ids, int64 (n, 3),
+          which `zx.read` takes. A masked row has none.
+
+        Raises:
+          TypeError, ValueError: If the step is not in the run, the state does not fit or comes
+            later, or the pipeline does not tell.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> numbers = zx.Dataset.from_source("numbers", list(range(64)))
+          >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=8)
+          >>> lanes = zx.ElasticIterDataset(
+          ...     source, 2, lambda lane: lane.map(lambda e: e["data"]), process_index=0,
+          ...     process_count=1)
+          >>> [zx.read(source, row.sample_ids) for row in lanes.sample_ids_at(3)]
+          [[11], [3]]
+          >>> list(lanes)[3].tolist()
+          [11, 3]
+        """
+        return sample_ids_at(self, step, state)
 
     def relane(self, state: Mapping[str, Any], num_lanes: int) -> Relaned:
         """Goes on with another number of lanes. All hosts call it, with the same state.

@@ -12,7 +12,7 @@ from zephon_jax._arrays import as_int
 from zephon_jax.elastic.checkpoint.lane_files import load_files, to_files, write_files
 from zephon_jax.elastic.columns import Columns
 from zephon_jax.elastic.lane_rows import LaneRows, RowBlock
-from zephon_jax.elastic.plain_json import plain, revive
+from zephon_jax.elastic.plain_json import lane_state, plain
 from zephon_jax.elastic.prefetch import StepPrefetcher
 from zephon_jax.elastic.process_engine import ProcessEngine
 from zephon_jax.elastic.run_id import run_id_of
@@ -21,8 +21,8 @@ from zephon_jax.elastic.steps import (
     Step,
     StepPosition,
     StepRules,
-    constant_rows,
     make_batch,
+    rows_before,
     see_row,
 )
 from zephon_jax.elastic.thread_engine import ThreadEngine
@@ -202,7 +202,7 @@ class ElasticIterator(grain.DatasetIterator):
           ValueError: If lanes are missing, or it belongs to another run or pipeline.
         """
         self._assert_not_closed()
-        place = self._read_state(state)
+        place = self.read_state(state)
         self._halt()
         try:
             for lane, one in zip(self._lanes, place.states, strict=True):
@@ -220,9 +220,14 @@ class ElasticIterator(grain.DatasetIterator):
         Raises:
           ValueError: As `set_state`.
         """
-        return self.state_at(self._read_state(state))
+        return self.state_at(self.read_state(state))
 
-    def _read_state(self, state: Mapping[str, Any]) -> StepPosition:
+    def read_state(self, state: Mapping[str, Any]) -> StepPosition:
+        """The place that a snapshot describes, of this host's lanes; goes nowhere.
+
+        Raises:
+          ValueError: As `set_state`.
+        """
         try:
             version, run = as_int(state["version"], "version"), state["run"]
             num_lanes = as_int(state["num_lanes"], "num_lanes", 0)
@@ -248,7 +253,7 @@ class ElasticIterator(grain.DatasetIterator):
                 f"the state is of a pipeline that yields {spec}; this one yields"
                 f" {self._place.spec}."
             )
-        states = [_lane_state(lane, lanes[str(lane)]) for lane in self.owned_lanes]
+        states = [lane_state(lane, lanes[str(lane)]) for lane in self.owned_lanes]
         return StepPosition(step, rows, states, spec)
 
     def _refuse(self, run: object, state: Any) -> None:
@@ -282,9 +287,7 @@ class ElasticIterator(grain.DatasetIterator):
                 "only pipelines with one row for each sample can go to a step; this one has"
                 " rows_per_sample = None."
             )
-        rows_of = self._rules.rows_of
-        constant = getattr(rows_of, "func", None) is constant_rows
-        rows = step * rows_of(0) if constant else sum(rows_of(n) for n in range(step))
+        rows = rows_before(self._rules, step)
         self._halt()
         self._dirty, self.restored_from = True, None
         for lane in self._lanes:
@@ -312,19 +315,3 @@ class ElasticIterator(grain.DatasetIterator):
 
     def __str__(self) -> str:
         return f"ElasticIterator(lanes {self.owned_lanes} of {self.num_lanes})"
-
-
-def _lane_state(lane: int, state: Any) -> Any:
-    """A lane's own state, for its pipeline to read.
-
-    Raises:
-      ValueError: If it is none, naming the lane.
-    """
-    try:
-        used = as_int(state["used"], "used")
-        revived = {**state, "pipeline": revive(state["pipeline"])}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"lane {lane}: not the state of a lane: {error!r}.") from None
-    if used < 0:
-        raise ValueError(f"lane {lane}: {used} rows of a batch were used, of which there is none.")
-    return revived

@@ -12,6 +12,7 @@ from zephon_jax import _compat
 from zephon_jax.elastic.columns import Columns, Space, join, num_rows, slice_rows, stack
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_dataset import LaneIterator, LaneIterDataset
+from zephon_jax.pipelines.pack_iterator import PackIterator
 from zephon_jax.pipelines.padding import padding_of
 from zephon_jax.sources.checks import draw
 from zephon_jax.sources.read_order import MixtureReadConfig
@@ -240,6 +241,19 @@ class LaneRows:
                 " processes of its own. Use num_workers= instead of mp_prefetch."
             )
         return self._dataset.opened.get_state()
+
+    def record_packed(self) -> list[list[np.ndarray]] | None:
+        """A list to which the samples of each row that is packed from here on are added.
+
+        None where the pipeline does not pack with `zx.pack`.
+        """
+        iterators: list[Any] = [self._iterator]
+        while iterators:
+            iterator = iterators.pop()
+            if isinstance(iterator, PackIterator):
+                return iterator.record()
+            iterators += iterator._parents
+        return None
 
     def close(self) -> None:
         """Gives back what the pipeline holds."""

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["plain", "revive"]
+from zephon_jax._arrays import as_int
+
+__all__ = ["lane_state", "plain", "revive"]
 
 _TUPLE = "__tuple__"
 
@@ -46,3 +48,19 @@ def revive(value: Any) -> Any:
                 revived[key] = revive(item)
         return revived
     return [revive(item) for item in value] if isinstance(value, list) else value
+
+
+def lane_state(lane: int, state: Any) -> Any:
+    """A lane's own state, for its pipeline to read.
+
+    Raises:
+      ValueError: If it is none, naming the lane.
+    """
+    try:
+        used = as_int(state["used"], "used")
+        revived = {**state, "pipeline": revive(state["pipeline"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"lane {lane}: not the state of a lane: {error!r}.") from None
+    if used < 0:
+        raise ValueError(f"lane {lane}: {used} rows of a batch were used, of which there is none.")
+    return revived

@@ -24,9 +24,11 @@ __all__ = [
     "StepPosition",
     "StepRules",
     "constant_rows",
+    "has_ended",
     "make_batch",
     "make_step",
     "rows_at",
+    "rows_before",
     "rows_each",
     "see_row",
 ]
@@ -91,6 +93,13 @@ def constant_rows(rows: int, step: int) -> int:
 constant_rows.__module__ = "zephon_jax"  # as for the classes that public objects hold
 
 
+def rows_before(rules: StepRules, step: int) -> int:
+    """Rows that each lane gives before a step."""
+    if getattr(rules.rows_of, "func", None) is constant_rows:
+        return step * rules.rows_of(0)
+    return sum(rules.rows_of(n) for n in range(step))
+
+
 def rows_each(global_batch_size: Any, num_lanes: int) -> int:
     """Rows that each lane gives to a global batch.
 
@@ -130,7 +139,7 @@ def _check_counts(rules: StepRules, counts: list[int], rows: int, each: int) -> 
     )
 
 
-def _has_ended(rules: StepRules, place: StepPosition, each: int) -> bool:
+def has_ended(rules: StepRules, place: StepPosition, each: int) -> bool:
     """True where the schedule says that there is no further step."""
     if rules.pad:
         return rules.longest is not None and place.rows >= rules.longest
@@ -158,7 +167,7 @@ def _following(rules: StepRules, place: StepPosition, count: int) -> list[int]:
         for step in range(place.step, place.step + count):
             rows += rules.rows_of(step)
             following, each = place._replace(rows=rows), rules.rows_of(step + 1)
-            if _has_ended(rules, following, each):
+            if has_ended(rules, following, each):
                 break
             found.append(each)
     return found
@@ -175,7 +184,7 @@ def make_step(
         checkpoint.
     """
     each = rules.rows_of(place.step)
-    if _has_ended(rules, place, each):
+    if has_ended(rules, place, each):
         _check_end(engine, rules, place, each)
         return None
     part = engine.take(each, _following(rules, place, engine.ahead))

@@ -44,6 +44,7 @@ class _Document(NamedTuple):
     tokens: np.ndarray  # ints (n,)
     components: Any  # int, or ints (n,)
     loss_mask: np.ndarray | None  # bool (n,); None where all tokens are predicted
+    sample_id: Any  # int64 (3,); None where it was not kept
 
 
 class _Place(NamedTuple):
@@ -62,7 +63,16 @@ class PackIterator(grain.DatasetIterator):
         self._settings, self._layout = settings, LAYOUTS[settings.layout]
         # Tokens of a document that have no place: its last, where targets have their own.
         self._shift = int(self._layout.has_targets)
+        self._record: list[list[Any]] | None = None
         self._begin(_Place(self._parents[0].get_state(), 0, 0), 0)
+
+    def record(self) -> list[list[Any]]:
+        """Returns a list to which the sample ids of each row are added, from the next row on.
+
+        An id is int64 (3,), one for each document of the row, in their order.
+        """
+        self._record = []
+        return self._record
 
     def _begin(self, place: _Place, row: int) -> None:
         """Stands at a place without having read anything: the next call reads up to it."""
@@ -86,7 +96,10 @@ class PackIterator(grain.DatasetIterator):
             self._pack()
             if not self._rows:
                 raise StopIteration
-        row, self._row = self._rows[self._row], self._row + 1
+        row = self._rows[self._row]
+        if self._record is not None:
+            self._record.append(self._sample_ids(self._row))
+        self._row += 1
         if self._row == len(self._rows):
             self._leave()
         return row
@@ -121,6 +134,7 @@ class PackIterator(grain.DatasetIterator):
             sizes, settings.length, settings.num_bins, settings.max_segments
         )
         self._row, self._rows = 0, self._fill(window) if window.num_rows else []
+        self._window = window
         self._following = window.num_documents, window.num_tokens
 
     def _fill(self, window: Window) -> list[Row]:
@@ -143,6 +157,14 @@ class PackIterator(grain.DatasetIterator):
             _loss_mask(used, parts, lengths),
         )  # fmt: skip
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def _sample_ids(self, row: int) -> list[Any]:
+        """The samples of a row of the window."""
+        documents = {piece.document: None for piece in self._window.pieces if piece.row == row}
+        ids = [self._waiting[document].sample_id for document in documents]
+        if any(one is None for one in ids):
+            raise ValueError("documents must keep 'sample_id' for rows to tell their samples.")
+        return ids
 
     def _leave(self) -> None:
         """Goes on behind the window, all of whose rows were handed out."""
@@ -226,7 +248,7 @@ def _read_document(document: Any, entry: str, number: int) -> _Document:
         components = np.asarray(document["component_ids"])
         if components.shape != tokens.shape:
             raise ValueError(f"'component_ids' must be {tokens.shape}; got {components.shape}.")
-        return _Document(number, tokens, components, mask)
+        return _Document(number, tokens, components, mask, document.get("sample_id"))
     if "component_id" not in document:
         raise ValueError(
             f"documents must keep 'component_id' (or 'component_ids'); got {sorted(document)}."
@@ -234,7 +256,7 @@ def _read_document(document: Any, entry: str, number: int) -> _Document:
     component = document["component_id"]
     if isinstance(component, np.ndarray):
         component = component.item()
-    return _Document(number, tokens, component, mask)
+    return _Document(number, tokens, component, mask, document.get("sample_id"))
 
 
 def _mask_of(document: Mapping[str, Any], tokens: np.ndarray) -> np.ndarray:

@@ -286,6 +286,18 @@ def read_checkpoint(
     Raises:
       FileNotFoundError: If there is no complete checkpoint (of this step).
       ValueError: If it is damaged, naming lane and file.
+
+    Example:
+      >>> import tempfile, zephon_jax as zx
+      >>> numbers = zx.Dataset.from_source("numbers", list(range(64)))
+      >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=8)
+      >>> lanes = zx.ElasticIterDataset(
+      ...     source, 2, lambda lane: lane.map(lambda e: e["data"]), process_index=0,
+      ...     process_count=1)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     _ = zx.save_checkpoint(folder, iter(lanes), step=3)
+      ...     zx.read_checkpoint(folder)["num_lanes"]
+      2
     """
     fs, root = fsspec.core.url_to_fs(os.fspath(directory), **(storage_options or {}))
     folder = root.rstrip("/")
