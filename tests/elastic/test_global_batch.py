@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import jax
@@ -105,10 +106,34 @@ def test_hosts_in_step_end_together_and_fail_together():
     expected = list(dataset)
     assert_same(list(zx.synchronized(iter(dataset))), expected)
     other_ended = iter([1, 1, 0])  # what another host says: going, going, ended
-    agree = lambda word: [word, next(other_ended)]  # noqa: E731
+    agree = lambda word: [word, word & ~3 | next(other_ended)]  # noqa: E731
     assert_same(list(zx.synchronized(iter(dataset), agree)), expected[:2])
     with pytest.raises(RuntimeError, match="another host failed"):
-        next(zx.synchronized(iter(dataset), lambda word: [word, 2]))
+        next(zx.synchronized(iter(dataset), lambda word: [word, word & ~3 | 2]))
+
+
+@pytest.mark.filterwarnings("ignore:.*are dropped")
+def test_hosts_of_other_steps_or_runs_are_refused_before_a_batch():
+    """What each host would say, put together as hosts do."""
+    [dataset] = hosts(readable(), 4, filtered, 1, rows_per_sample=None)
+    [other_run] = hosts(readable(seed=5), 4, filtered, 1, rows_per_sample=None)
+    ahead = iter(dataset)
+    for _ in range(3):
+        next(ahead)
+
+    def said_by(iterator):
+        words = []
+        with contextlib.suppress(InterruptedError):
+            next(zx.synchronized(iterator, lambda word: words.append(word) or raised()))
+        return words[0]
+
+    def raised():
+        raise InterruptedError
+
+    for iterator, text in ((ahead, r"are at steps \[0, 3\]"), (iter(other_run), "in runs")):
+        word = said_by(iterator)
+        with pytest.raises(RuntimeError, match=text):
+            next(zx.synchronized(iter(dataset), lambda mine, word=word: [mine, word]))
 
 
 def test_profiles_show_where_the_time_goes(tmp_path, sharding):

@@ -67,6 +67,9 @@ class ElasticIterDataset(grain.IterDataset):
         GIL; shards are read on threads of their own in any case.
       batched: Whether the pipeline yields batches; found out from its last transformations.
       prefetch: Steps that are made ahead.
+      pipeline_id: A name for the pipeline, kept in states: a state of another name is refused, and
+        one of the same name taken as it is. Without names a state is restored with a warning where
+        the pipeline is made of other transformations.
       timeout: Seconds to wait for one step, or for a pipeline to come back when the iterator moves
         elsewhere, before giving up with a `TimeoutError`.
 
@@ -104,11 +107,12 @@ class ElasticIterDataset(grain.IterDataset):
         num_threads: int = 1,
         batched: bool | None = None,
         prefetch: int = 2,
+        pipeline_id: str = "",
         timeout: float = 600.0,
     ):
         super().__init__()
         check_source(source)
-        _check_settings(pipeline, rows_per_sample, timeout)
+        _check_settings(pipeline, rows_per_sample, timeout, pipeline_id)
         _check_skips(source, rows_per_sample)
         self.num_lanes = as_int(num_lanes, "num_lanes", 1, (1 << 31) - 1)
         owned = _plain_lanes(self.num_lanes, process_index, process_count)
@@ -117,7 +121,7 @@ class ElasticIterDataset(grain.IterDataset):
         self.num_workers = as_int(num_workers, "num_workers", 0)
         self.num_threads = as_int(num_threads, "num_threads", 1)
         self.steps_ahead = as_int(prefetch, "prefetch", 1)
-        self.timeout = float(timeout)
+        self.timeout, self.pipeline_id = float(timeout), pipeline_id
         self.plan = LanePlan(
             source=source, num_lanes=self.num_lanes, pipeline=pipeline,
             read_config=read_config or MixtureReadConfig(mode="lattice"),
@@ -323,12 +327,13 @@ class ElasticIterDataset(grain.IterDataset):
     def __iter__(self) -> ElasticIterator:
         return ElasticIterator(HostPlan(
             rules=self.rules(), written_lanes=self.written_lanes, run_id=self.run_id,
+            pipeline_id=self.pipeline_id,
             one_to_one=self.rows_per_sample is not None, num_workers=self.num_workers,
             num_threads=self.num_threads, prefetch=self.steps_ahead, timeout=self.timeout,
         ))  # fmt: skip
 
 
-def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any) -> None:
+def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any, pipeline_id: object) -> None:
     if not callable(pipeline):
         raise TypeError(
             "pipeline must be a function of a lane's dataset that returns a grain.IterDataset;"
@@ -339,6 +344,8 @@ def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any) -> None:
             "rows_per_sample must be 1, or None where a pipeline filters or packs; got"
             f" {short(rows_per_sample)}."
         )
+    if not isinstance(pipeline_id, str):
+        raise TypeError(f"pipeline_id must be a string; got {short(pipeline_id)}.")
     if not 0 < timeout <= threading.TIMEOUT_MAX:
         raise ValueError(f"timeout must be a positive number of seconds; got {short(timeout)}.")
 

@@ -235,6 +235,34 @@ class GlobalBatches:
 
 
 _ENDED, _GOING, _FAILED, _BARE = range(4)
+_STATUS_BITS, _STEP_BITS, _RUN_BITS = 2, 14, 15  # of a word, 31 bits together
+
+
+def _place_of(iterator: ElasticIterator) -> int:
+    """What hosts of one run at one step have in common: the other bits of their words."""
+    run = int(iterator.run_id[:8], 16) % (1 << _RUN_BITS)
+    step = iterator.place.step % (1 << _STEP_BITS)
+    return (run << _STEP_BITS | step) << _STATUS_BITS
+
+
+def _check_places(words: Sequence[int]) -> None:
+    """Checks that all hosts are at one step of one run.
+
+    Raises:
+      RuntimeError: If not, naming the processes.
+    """
+    places = [word >> _STATUS_BITS for word in words]
+    if len(set(places)) == 1:
+        return
+    steps = [place % (1 << _STEP_BITS) for place in places]
+    runs = [place >> _STEP_BITS for place in places]
+    what = f"at steps {steps} (modulo {1 << _STEP_BITS:,})" if len(set(runs)) == 1 else (
+        f"in runs {[f'{run:04x}' for run in runs]} (digests of their settings)"
+    )  # fmt: skip
+    raise RuntimeError(
+        f"hosts must be at the same step of the same run; processes 0, 1, ... are {what}. Restore"
+        " all of them from one checkpoint."
+    )
 
 
 def _word_of(iterator: ElasticIterator) -> int:
@@ -247,7 +275,7 @@ def _word_of(iterator: ElasticIterator) -> int:
 
 
 def all_hosts(word: int) -> list[int]:
-    """A small number from every host, in the order of processes: an all-gather that all must call.
+    """A number below 2^31 from every host, by process: an all-gather that all must call.
 
     Returns:
       The numbers, this host's included.
@@ -267,16 +295,18 @@ def synchronized(
 ) -> Iterator[Any]:
     """Batches of an iterator whose end is not known beforehand, the same number on all hosts.
 
-    Before each step the hosts agree by an all-reduce. Without padding all end when one has ended;
-    with it, hosts that have ended give masked rows until the last has. An error on one host ends
+    Before each step the hosts agree by an all-gather of a word of each that says how it stands, its
+    step and its run. Without padding all end when one has ended; with it, hosts that have ended
+    give masked rows until the last has. An error on one host ends
     the others with an error too, so that no host waits for ever.
 
     Args:
       iterator: The iterator of an `ElasticIterDataset` with rows_per_sample=None.
-      agree: Takes a small number and returns those of all hosts; `all_hosts` by default.
+      agree: Takes a number below 2^31 and returns those of all hosts; `all_hosts` by default.
 
     Raises:
-      RuntimeError: If another host failed.
+      RuntimeError: If another host failed, or is at another step or in another run, naming the
+        processes.
 
     Example:
       >>> import zephon_jax as zx
@@ -291,7 +321,9 @@ def synchronized(
     padded = iterator.pads
     while True:
         word = _word_of(iterator)
-        words = agree(word)
+        words = agree(_place_of(iterator) | word)
+        _check_places(words)
+        words = [other & _BARE for other in words]
         if word != _FAILED:
             if _FAILED in words:
                 raise RuntimeError("another host failed to make its rows; see its error.")

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 import grain
 
 from zephon_jax._arrays import as_int
+from zephon_jax._text import short
+from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.lane_files import load_files, to_files, write_files
 from zephon_jax.elastic.columns import Columns
 from zephon_jax.elastic.lane_rows import LaneRows, RowBlock
+from zephon_jax.elastic.pipeline_name import pipeline_name
 from zephon_jax.elastic.plain_json import lane_state, plain
 from zephon_jax.elastic.prefetch import StepPrefetcher
 from zephon_jax.elastic.process_engine import ProcessEngine
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ElasticIterator", "HostPlan"]
 
-_VERSION = 1
+_VERSION = 2  # since 2 with what the pipeline is made of
 _SECONDS_TO_END = 5.0
 
 
@@ -43,6 +46,7 @@ class HostPlan:
     rules: StepRules  # with the lanes that it owns
     written_lanes: tuple[int, ...]  # those that it saves; others may own the same lanes
     run_id: str
+    pipeline_id: str  # what the user calls the pipeline; empty where it has no name
     one_to_one: bool  # True where the pipeline yields one row for each sample
     num_workers: int
     num_threads: int
@@ -67,6 +71,7 @@ class ElasticIterator(grain.DatasetIterator):
         super().__init__()
         self._plan, self._rules = plan, plan.rules
         self._lanes = [LaneRows(self._rules.plan, lane) for lane in self._rules.owned]
+        self._pipeline_name = pipeline_name(self._lanes[0].pipeline)
         self._like: list[Columns] = []
         self._engine: Engine = self._make_engine()
         self._ahead: StepPrefetcher | None = None
@@ -190,6 +195,7 @@ class ElasticIterator(grain.DatasetIterator):
         return {
             "version": _VERSION, "run": self.run_id, "num_lanes": self.num_lanes,
             "step": place.step, "rows": place.rows, "spec": place.spec,
+            "pipeline": self._pipeline_name, "pipeline_id": self._plan.pipeline_id,
             "lanes": {str(lane): plain(state) for lane, state in lanes},
         }  # fmt: skip
 
@@ -213,6 +219,7 @@ class ElasticIterator(grain.DatasetIterator):
         # Lanes of this process stand there already; those of workers are told before they go on.
         self._place, self._dirty = place, self._plan.num_workers > 0
         self.restored_from = None
+        self._compare_pipelines(state)
 
     def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """A snapshot as `get_state` returned it, after all checks that need no pipeline.
@@ -235,8 +242,10 @@ class ElasticIterator(grain.DatasetIterator):
             spec, lanes = str(state["spec"]), dict(state["lanes"])
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not the state of an elastic dataset: {error!r}.") from None
-        if version != _VERSION:
-            raise ValueError(f"the state has version {version}; this reads version {_VERSION}.")
+        if not 1 <= version <= _VERSION:
+            raise ValueError(
+                f"the state has version {version}; this reads up to version {_VERSION}."
+            )
         if num_lanes != self.num_lanes:
             raise ValueError(
                 f"the state is of {num_lanes} lanes; this run has {self.num_lanes}. Lanes are"
@@ -253,8 +262,28 @@ class ElasticIterator(grain.DatasetIterator):
                 f"the state is of a pipeline that yields {spec}; this one yields"
                 f" {self._place.spec}."
             )
+        self._check_pipeline_id(state)
         states = [lane_state(lane, lanes[str(lane)]) for lane in self.owned_lanes]
         return StepPosition(step, rows, states, spec)
+
+    def _check_pipeline_id(self, state: Mapping[str, Any]) -> None:
+        mine, other = self._plan.pipeline_id, state.get("pipeline_id")
+        if mine and other and other != mine:
+            raise ValueError(
+                f"the state is of the pipeline {short(other)}; this one has pipeline_id ="
+                f" {short(mine)}."
+            )
+
+    def _compare_pipelines(self, state: Mapping[str, Any]) -> None:
+        """Warns where a state that fits is of a pipeline that is made of something else."""
+        name, mine = state.get("pipeline"), self._plan.pipeline_id
+        named_alike = mine and state.get("pipeline_id") == mine
+        if name is not None and name != self._pipeline_name and not named_alike:
+            warn(
+                f"the state is of the pipeline {name!r}; this one is {self._pipeline_name!r}, so"
+                " its rows may go on otherwise. Give a pipeline_id= that both have, where they"
+                " mean the same."
+            )
 
     def _refuse(self, run: object, state: Any) -> None:
         """Says what differs; returns where the run goes on with what changed."""

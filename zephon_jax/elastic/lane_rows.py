@@ -127,6 +127,11 @@ class LaneRows:
         self._used, self._size = 0, 0
         self._skip = 0  # rows of the next batch that were used before a restore
 
+    @property
+    def pipeline(self) -> grain.IterDataset:
+        """What the user's function made of the lane's dataset."""
+        return self._pipeline
+
     def take(self, num_rows: int) -> list[Any]:
         """The next rows, as rows or as pieces of batches; fewer at the end.
 

@@ -20,9 +20,10 @@ from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.lane_files import (
     LANES,
     LANES_NAME,
-    SHARED,
     check_alike,
+    digest_of,
     from_files,
+    shared_fields,
     unwrap,
     wrap,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "MANIFEST",
     "Checkpoint",
     "OtherVersion",
+    "checkpoint_id",
     "choose",
     "entries_of",
     "folder_of",
@@ -139,7 +141,8 @@ def make_manifest(
     files = {name: read_file(fs, f"{folder}/{name}") for name in lanes}
     from_files(files)
     sizes = {name: len(data) for name, data in files.items()}
-    shared = {name: state[name] for name in SHARED[1:]}
+    shared = shared_fields(state)
+    del shared["version"]
     return wrap(MANIFEST, {"version": _VERSION, "files": dict(lanes), "sizes": sizes, **shared})
 
 
@@ -163,12 +166,28 @@ def remove_mark(fs: AbstractFileSystem, folder: str) -> None:
         fs.rm_file(f"{folder}/{ABANDONED}")
 
 
+def checkpoint_id(checkpoint: Checkpoint) -> str:
+    """Names what is in a checkpoint, wherever it lies: names of files hold digests of lanes."""
+    return digest_of(repr(sorted(checkpoint.manifest.items())))
+
+
 def choose(
-    fs: AbstractFileSystem, root: str, directory: str | os.PathLike[str], step: int | None
+    fs: AbstractFileSystem,
+    root: str,
+    directory: str | os.PathLike[str],
+    step: int | None,
+    most: int | None = None,
 ) -> Checkpoint:
     """The checkpoint that is asked for, or the newest whole one that is not abandoned.
 
     Warns of newer ones that are not whole.
+
+    Args:
+      fs: The file system.
+      root: The directory in it.
+      directory: The directory as the user named it, for errors.
+      step: The step that is asked for; None for the newest.
+      most: The last step that is looked at; None for all.
 
     Raises:
       FileNotFoundError: If there is none.
@@ -176,7 +195,8 @@ def choose(
     """
     folders: dict[int, list[str]] = {}
     for n, folder in entries_of(fs, root):
-        folders.setdefault(n, []).append(folder)
+        if most is None or n <= most:
+            folders.setdefault(n, []).append(folder)
     torn: list[ValueError] = []
     for n in sorted(folders, reverse=True) if step is None else {step} & folders.keys():
         try:

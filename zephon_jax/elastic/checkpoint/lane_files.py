@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = [
     "LANES",
     "LANES_NAME",
-    "SHARED",
     "check_alike",
     "digest_of",
     "from_files",
     "lane_files",
     "load_files",
+    "shared_fields",
     "to_files",
     "unwrap",
     "wrap",
@@ -32,7 +32,18 @@ __all__ = [
 
 LANES = "zephon_jax lanes"
 LANES_NAME = re.compile(r"lanes-[0-9]{6,}-[0-9a-f]{16}\.json")  # as `to_files` names them
-SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
+_SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
+_SINCE_2 = ("pipeline", "pipeline_id")  # of states of version 2 and later
+
+
+def shared_fields(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state has in common with those of other lanes.
+
+    Raises:
+      KeyError: If it lacks some of it.
+    """
+    found = {name: state[name] for name in _SHARED}
+    return {**found, **{name: state[name] for name in _SINCE_2 if name in state}}
 
 
 def _canonical(body: Any) -> str:
@@ -96,7 +107,7 @@ def to_files(state: Mapping[str, Any], lanes: Iterable[int] | None = None) -> di
     missing = [lane for lane in chosen if str(lane) not in state["lanes"]]
     if missing:
         raise ValueError(f"the state lacks lanes {missing}: it is of other hosts.")
-    body = {name: state[name] for name in SHARED}
+    body = shared_fields(state)
     body["lanes"] = {str(lane): state["lanes"][str(lane)] for lane in chosen}
     data = wrap(LANES, body)
     return {f"lanes-{chosen[0]:06d}-{digest_of(data.decode())}.json": data}
@@ -132,8 +143,7 @@ def from_files(files: Mapping[str, bytes], lanes: Iterable[int] | None = None) -
     missing = [lane for lane in wanted if str(lane) not in found]
     if missing:
         raise ValueError(f"lanes {missing} are in none of the files {sorted(files)}.")
-    state = {name: first[name] for name in SHARED}
-    return {**state, "lanes": {str(lane): found[str(lane)] for lane in wanted}}
+    return {**shared_fields(first), "lanes": {str(lane): found[str(lane)] for lane in wanted}}
 
 
 def check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[str, Any]) -> None:
@@ -144,9 +154,10 @@ def check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[s
     """
     said = {
         "version": "version", "run": "run", "num_lanes": "number of lanes", "step": "step",
-        "rows": "number of rows", "spec": "kind of row",
+        "rows": "number of rows", "spec": "kind of row", "pipeline": "pipeline",
+        "pipeline_id": "pipeline_id",
     }  # fmt: skip
-    for field in SHARED:
+    for field in said:
         if body.get(field) != first.get(field):
             raise ValueError(
                 f"lanes {sorted(map(int, body['lanes']))} in {name} are of another {said[field]}"

@@ -154,7 +154,7 @@ class _Visit:
         words = [f"processes {away} did not come to {self._note['what']}"] if away else []
         words += [f"processes {gone} had given up {self._note['what']}"] if gone else []
         said = ", and ".join(words) or f"not all came to {self._note['what']} in time"
-        return f"{said}: waited for {self._timeout:g} s. Later saves do not depend on this one."
+        return f"{said}: waited for {self._timeout:g} s. Later calls do not depend on this one."
 
     def _is_of_this(self, note: _Note) -> bool:
         return None in (note["order"], self._note["order"]) or note["order"] == self._note["order"]

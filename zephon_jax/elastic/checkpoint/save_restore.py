@@ -17,6 +17,7 @@ from fsspec import AbstractFileSystem
 
 from zephon_jax._arrays import as_int
 from zephon_jax._warn import warn
+from zephon_jax.elastic.checkpoint.agreement import restore_together
 from zephon_jax.elastic.checkpoint.checkpointable import Checkpointable, check_iterator
 from zephon_jax.elastic.checkpoint.folder import (
     choose,
@@ -230,10 +231,14 @@ def restore_checkpoint(
     iterator: Checkpointable,
     step: int | None = None,
     *,
+    timeout: float = 300.0,
+    gather: Gather | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int:
-    """Goes to where a checkpoint was taken, on any number of hosts. Each host calls it.
+    """Goes to where a checkpoint was taken, on any number of hosts. All hosts call it.
 
+    The hosts of `jax.distributed` agree on the checkpoint before any of them goes to it, so that
+    none reads from another step or another run than the rest: the newest that all of them can read.
     Reads no data: that the pipeline yields other rows than the one that was saved is an error of
     the first step.
 
@@ -241,7 +246,11 @@ def restore_checkpoint(
       directory: The folder or URL that was saved to.
       iterator: An elastic iterator, or the `GlobalBatches` on top of one.
       step: Which checkpoint. By default the newest whole one of the run's own line: later ones that
-        it abandoned are passed over, and torn ones too, with a warning.
+        it abandoned are passed over, and those that are torn or damaged on any host too, with a
+        warning.
+      timeout: Seconds to wait for the other hosts.
+      gather: Takes (tag, text, timeout) and returns the texts of all hosts, where hosts are not
+        those of `jax.distributed`.
       storage_options: For the file system of the URL, as fsspec takes them.
 
     Returns:
@@ -251,19 +260,22 @@ def restore_checkpoint(
       FileNotFoundError: If there is no complete checkpoint (of this step).
       ValueError: If it is damaged, or does not belong to this run and pipeline, naming lane and
         file. The iterator is then where it was.
+      RuntimeError: If another host could not restore it, or hosts are of different runs, or ask for
+        different steps, naming the processes.
+      TimeoutError: If another host does not come, naming the processes.
     """
     check_iterator(iterator)
     step = None if step is None else as_int(step, "step", 0)
     fs, root = fsspec.core.url_to_fs(os.fspath(directory), **(storage_options or {}))
-    found = choose(fs, root, directory, step)
-    files = read_files(fs, found, iterator.owned_lanes)
-    state = from_files(files, iterator.owned_lanes)
-    try:
-        iterator.set_state(state)
-        iterator.restored_from = found if found.abandoned else None
-    except ValueError as error:
-        raise ValueError(f"{found.folder}, files {sorted(files)}: {error}") from error
-    return found.step
+    what = f"the restore of {'the newest step' if step is None else f'step {step}'}"
+
+    def exchange(turn: int, text: str) -> list[str]:
+        tag = f"turn {turn} of {what} in {directory}"
+        if gather is not None:
+            return gather(tag, text, timeout)
+        return meet("restore", (turn,), tag, text, timeout)
+
+    return restore_together(fs, root, directory, iterator, step, exchange)
 
 
 def read_checkpoint(
