@@ -68,7 +68,7 @@ def calls(tmp_path_factory):
         (zx.MixtureMapDataset, {"source": source, **read}),
         (zx.ElasticIterDataset, {"source": source, **elastic, "rows_per_sample": 1,
                                  "global_batch_size": None, "num_workers": 0, "num_threads": 1,
-                                 "prefetch": 2, "timeout": 5.0, **read}),
+                                 "prefetch": 2, "timeout": 5.0, "pipeline_id": "", **read}),
         (zx.EnsureMixtureIterDataset, {"dataset": lane, "target_mixture": {"web": 1},
                                        "component_ids": {"web": 0}, "max_buffer_size": 10,
                                        "weigh": None, "max_replay": 10, "warn_tolerance": 0.1}),
