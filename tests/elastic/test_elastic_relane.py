@@ -177,3 +177,42 @@ def test_what_cannot_be_cut_is_refused():
     with pytest.raises(ValueError, match="lane 0: how far the pipeline has read is not known"):
         boundary_of(apart.plan, iterator.get_state())
     iterator.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*are dropped")
+@pytest.mark.parametrize("steps_before_kill", [1, 3])
+@pytest.mark.parametrize(("pipeline", "per_sample"), KINDS)
+def test_a_kill_on_the_way_to_a_cut_keeps_the_cut(
+    tmp_path, pipeline, per_sample, steps_before_kill
+):
+    """Pipelines read ahead on the way: what they have read by then must not move the cut."""
+    source = readable((96, 80), (96, 80), chunk_size=4)
+    [dataset] = hosts(source, 4, pipeline, 1, rows_per_sample=per_sample)
+    iterator = iter(dataset)
+    in_step([iterator], 5)
+    cut = dataset.relane(iterator.get_state(), 6)
+    rest = zx.synchronized(cut.rest)
+    for _ in range(steps_before_kill):
+        if next(rest, None) is None:
+            break
+    zx.save_checkpoint(tmp_path, cut.rest)
+    expected = list(rest)
+    new = {"rows_per_sample": per_sample, "pad": True}
+    [after] = hosts(cut.source, 6, pipeline, 1, **new)
+
+    killed = hosts(source, 4, pipeline, 2, rows_per_sample=per_sample)
+    again = [one.relane(zx.read_checkpoint(tmp_path), 6) for one in killed]
+    assert {one.source.begin for one in again} == {cut.source.begin}
+    [alone] = hosts(source, 4, pipeline, 1, rows_per_sample=per_sample)
+    once_more = alone.relane(zx.read_checkpoint(tmp_path), 6)
+    assert_same(list(zx.synchronized(once_more.rest)), expected)
+    [restored] = hosts(once_more.source, 6, pipeline, 1, **new)
+    assert_same(list(zx.synchronized(iter(restored))), list(zx.synchronized(iter(after))))
+
+
+def test_the_cut_of_another_number_of_lanes_is_refused():
+    source = readable((96, 80), (96, 80), chunk_size=4)
+    [dataset] = hosts(source, 4, rows, 1)
+    state = iter(dataset).get_state()
+    with pytest.raises(ValueError, match="ends at chunk 6, inside a block of 4 lanes from chunk 0"):
+        dataset.relane({**state, "end": 6}, 2)

@@ -190,13 +190,15 @@ class ElasticIterator(grain.DatasetIterator):
         return self._place
 
     def state_at(self, place: StepPosition) -> dict[str, Any]:
-        """A place as plain JSON."""
+        """A place as plain JSON; with the chunk before which it ends, where it is cut there."""
+        end = self._rules.plan.source.end
         lanes = zip(self.owned_lanes, place.states, strict=True)
         return {
             "version": _VERSION, "run": self.run_id, "num_lanes": self.num_lanes,
             "step": place.step, "rows": place.rows, "spec": place.spec,
             "pipeline": self._pipeline_name, "pipeline_id": self._plan.pipeline_id,
             "lanes": {str(lane): plain(state) for lane, state in lanes},
+            **({} if end is None else {"end": end}),
         }  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -117,6 +117,9 @@ class RelanedSource(SourcePart[MixtureState]):
 def boundary_of(plan: LanePlan, state: Mapping[str, Any]) -> int:
     """The first chunk of the next block of which no pipeline has read anything.
 
+    A state of lanes that were being run to such a chunk says which: they go on to the same one
+    after a restart.
+
     Packers read ahead of what they hand out, and begin anew from an earlier place when restored; so
     each lane is restored and takes one row, which shows how far its pipeline reads.
 
@@ -132,6 +135,8 @@ def boundary_of(plan: LanePlan, state: Mapping[str, Any]) -> int:
     if missing:
         raise ValueError(f"the boundary follows from all lanes; lanes {missing} are missing.")
     begin = source.begin
+    if state.get("end") is not None:
+        return _kept_end(state["end"], begin, num_lanes)
     blocks = [0]
     for lane in range(num_lanes):
         rows = LaneRows(plan, lane)
@@ -145,3 +150,13 @@ def boundary_of(plan: LanePlan, state: Mapping[str, Any]) -> int:
             begun = int(place["slot"]) > 0
             blocks.append((chunk.chunk_index - begin) // num_lanes + begun)
     return begin + max(blocks) * num_lanes
+
+
+def _kept_end(end: object, begin: int, num_lanes: int) -> int:
+    end = as_int(end, "the state's end", begin)
+    if (end - begin) % num_lanes:
+        raise ValueError(
+            f"the state ends at chunk {end}, inside a block of {num_lanes} lanes from chunk"
+            f" {begin}: it is of another cut."
+        )
+    return end

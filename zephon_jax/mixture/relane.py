@@ -19,6 +19,9 @@ def _boundary(states: Sequence[MixtureState], num_lanes: int) -> MixtureState:
     if len(set(chunks)) == 1:
         return states[0]
     origin = from_words(states[0].origin)
+    ended = _at_the_end(states, chunks, origin, num_lanes)
+    if ended is not None:
+        return ended
     blocks = {
         (chunk - origin) // num_lanes + int(state.lag)
         for chunk, state in zip(chunks, states, strict=True)
@@ -32,6 +35,23 @@ def _boundary(states: Sequence[MixtureState], num_lanes: int) -> MixtureState:
             f" {num_lanes} chunks."
         )
     return states[chunks.index(start)]
+
+
+def _at_the_end(
+    states: Sequence[MixtureState], chunks: Sequence[int], origin: int, num_lanes: int
+) -> MixtureState | None:
+    """A state at the end of the run, where all lanes have read all of it.
+
+    The last block may have fewer chunks than lanes. Lanes that had one there lag behind the block's
+    end and say so; once they are as many as it has chunks, the others have none: these stand at the
+    end too, or where they were dealt anew, if they never had a chunk since.
+    """
+    read = [state for state in states if int(state.lag)]
+    end = max(chunks)
+    start = origin + (end - origin) // num_lanes * num_lanes
+    whole = len(read) == end - start and all(from_words(state.chunk) == end for state in read)
+    others = {chunk for chunk, state in zip(chunks, states, strict=True) if not int(state.lag)}
+    return read[0] if read and whole and others <= {start, end} else None
 
 
 def relane(states: Sequence[MixtureState], num_lanes: int) -> list[MixtureState]:

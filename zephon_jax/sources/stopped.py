@@ -21,8 +21,6 @@ __all__ = ["SourcePart", "StoppedSource"]
 class SourcePart(WorkSource[State]):
     """A source that is another one but for where it begins or ends."""
 
-    end: int | None = None  # the first chunk that is not delivered
-
     def __init__(self, source: WorkSource[State]):
         self.source = source
         self.seed, self.unit, self.begin = source.seed, source.unit, source.begin

@@ -119,6 +119,8 @@ class WorkSource(abc.ABC, Generic[State]):
     unit: Literal["samples", "tokens"] = "samples"
     #: The first chunk that the source gives: where a run that was cut anew goes on.
     begin: int = 0
+    #: The first chunk that it does not give, where a run is to be cut; else None.
+    end: int | None = None
 
     @property
     def requires_token_priming(self) -> bool:

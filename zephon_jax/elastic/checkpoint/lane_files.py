@@ -33,7 +33,8 @@ __all__ = [
 LANES = "zephon_jax lanes"
 LANES_NAME = re.compile(r"lanes-[0-9]{6,}-[0-9a-f]{16}\.json")  # as `to_files` names them
 _SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
-_SINCE_2 = ("pipeline", "pipeline_id")  # of states of version 2 and later
+# Of states of version 2 and later; the last where lanes are run to a cut.
+_SINCE_2 = ("pipeline", "pipeline_id", "end")
 
 
 def shared_fields(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[s
     said = {
         "version": "version", "run": "run", "num_lanes": "number of lanes", "step": "step",
         "rows": "number of rows", "spec": "kind of row", "pipeline": "pipeline",
-        "pipeline_id": "pipeline_id",
+        "pipeline_id": "pipeline_id", "end": "cut",
     }  # fmt: skip
     for field in said:
         if body.get(field) != first.get(field):
