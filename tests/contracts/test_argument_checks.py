@@ -269,7 +269,6 @@ def test_first_samples_do_not_wait_for_the_end_of_an_era():
     got = [source[i] for i in (0, 1, 2000, 1023, 1024, 3071)]
     assert got == [stream[i] for i in (0, 1, 2000, 1023, 1024, 3071)]
     assert max(allocation.saved) < 10_000  # nothing far away was looked at
-    assert source.eras._spans == []
 
 
 def test_sources_and_configurations_are_checked_by_the_datasets():

@@ -9,16 +9,15 @@ write digests for configurations that have none; it never replaces one.
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 
 import numpy as np
 import pytest
+from support.golden import Golden
 from support.helpers import mixture, scheduled
 
 import zephon_jax as zx
 
-GOLDEN = pathlib.Path(__file__).with_name("golden_orders.json")
 NUM_IDS = 50_000
 SHARDS = [[4000, 1500, 0, 2501], [333] * 30, 7001]
 WEIGHTS = [0.55, 0.35, 0.1]
@@ -130,6 +129,7 @@ LANE = {
     "schedule, lattice, lane 5 of 8": (5, 8),
     "modulo, lane 1 of 3": (1, 3),
 }
+NAMES = [*SETTINGS, *SCHEDULES]
 
 
 def digest(name):
@@ -149,21 +149,17 @@ def digest(name):
     return hashlib.sha256(flat.tobytes()).hexdigest()
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, *SCHEDULES])
+GOLDEN = Golden(pathlib.Path(__file__).with_name("golden_orders.json"), NAMES, digest)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_order_is_the_golden_one(name):
-    assert digest(name) == json.loads(GOLDEN.read_text())[name]
+    GOLDEN.check(name)
 
 
 def test_golden_file_and_configurations_agree():
-    golden = json.loads(GOLDEN.read_text())
-    assert set(golden) == {*SETTINGS, *SCHEDULES}
-    assert len(set(golden.values())) == len(golden)
+    GOLDEN.check_names()
 
 
 if __name__ == "__main__":
-    known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    known = {
-        **{name: digest(name) for name in [*SETTINGS, *SCHEDULES] if name not in known},
-        **known,
-    }
-    GOLDEN.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    GOLDEN.add_missing()

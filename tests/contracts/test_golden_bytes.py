@@ -23,6 +23,7 @@ import jax
 import numpy as np
 import pytest
 from support.elastic_runs import readable
+from support.golden import Golden
 from support.helpers import mixture, state_after
 from test_golden import LANE, NUM_IDS, READING, SETTINGS, SHARDS, WEIGHTS
 
@@ -259,6 +260,4 @@ def test_runs_go_on_from_a_golden_checkpoint(written, tmp_path):
 
 
 if __name__ == "__main__":
-    known = golden() if GOLDEN.exists() else {}
-    known = {**{name: make() for name, make in WRITTEN.items() if name not in known}, **known}
-    GOLDEN.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    Golden(GOLDEN, WRITTEN, lambda name: WRITTEN[name]()).add_missing()

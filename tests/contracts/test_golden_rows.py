@@ -9,16 +9,15 @@ none; it never replaces one.
 from __future__ import annotations
 
 import hashlib
-import json
 import pathlib
 
 import numpy as np
 import pytest
+from support.golden import Golden
 from support.packing import LAYOUTS, METHODS, dataset_of, documents_of
 
 import zephon_jax as zx
 
-GOLDEN = pathlib.Path(__file__).with_name("golden_rows.json")
 SETTINGS = {
     f"{method}, {layout}{more and f', {more}'}": (method, layout, settings)
     for method in METHODS
@@ -44,18 +43,17 @@ def digest(name):
     return found.hexdigest()
 
 
+GOLDEN = Golden(pathlib.Path(__file__).with_name("golden_rows.json"), SETTINGS, digest)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_rows_are_the_golden_ones(name):
-    assert digest(name) == json.loads(GOLDEN.read_text())[name]
+    GOLDEN.check(name)
 
 
 def test_golden_file_and_settings_agree():
-    golden = json.loads(GOLDEN.read_text())
-    assert set(golden) == set(SETTINGS)
-    assert len(set(golden.values())) == len(golden)
+    GOLDEN.check_names()
 
 
 if __name__ == "__main__":
-    known = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
-    known = {**{name: digest(name) for name in SETTINGS if name not in known}, **known}
-    GOLDEN.write_text(json.dumps(known, indent=2, sort_keys=True) + "\n")
+    GOLDEN.add_missing()

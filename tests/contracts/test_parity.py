@@ -455,11 +455,11 @@ def test_compiled_chunks_are_the_same(name, compiled_backend):
 
     read()
     backend.finish_compiling()
-    reading._remembered.forget()
+    reading.remembered.forget()
     compiled = read()
     assert {kernel[0] for kernel in backend.compiled()} >= {"rounds", "swrr"}
     zx.use_backend("numpy")
-    reading._remembered.forget()
+    reading.remembered.forget()
     for one, other in zip(compiled, read(), strict=True):
         same(one[0], other[0])
         same(one[1], other[1])

@@ -137,15 +137,17 @@ def test_a_backend_that_does_not_work_here(caught):
 WITHOUT_A_COMPILER = """
 import warnings
 
+import jax
+
 import zephon_jax as zx
 from zephon_jax.kernels import compiled
 
 
-def refuse(function, args):
+def refuse(function):
     raise RuntimeError("no compiler")
 
 
-compiled._compile = refuse
+jax.jit = refuse
 zx.use_backend("jax")
 many = [zx.Dataset.from_counts(name, [1 << 16]) for name in "nm"]
 source = zx.StaticMixtureWorkSource(
@@ -154,7 +156,7 @@ source = zx.StaticMixtureWorkSource(
 state = source.init()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    for _ in range(3):
+    for _ in range(8):
         state = source.next_chunk(state)[1]
         compiled.finish_compiling()
 print(*(f"{one.filename}: {one.message}" for one in caught), sep="\\n")

@@ -1,5 +1,6 @@
 """Data as people keep it: odd names, links, globs, odd files, and sources that misbehave."""
 
+import gc
 import http.server
 import itertools
 import json
@@ -21,6 +22,7 @@ import zstandard
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.files import natural_key
 from zephon_jax.data.formats import jsonl
+from zephon_jax.data.formats.parquet import ParquetShard
 from zephon_jax.data.read_samples import read
 from zephon_jax.data.reader import Reader
 
@@ -221,13 +223,19 @@ def test_readers_that_come_and_go_share_no_rows(tmp_path):
         assert Reader().read({0: dataset}, [[0, 0, 3]]) == [{"n": number}]
 
 
+def num_open(kind):
+    gc.collect()
+    return sum(isinstance(one, kind) for one in gc.get_objects())
+
+
 def test_parquet_footers_are_bounded(tmp_path):
     for number in range(12):
         pq.write_table(pa.table({"n": [number]}), tmp_path / f"{number}.parquet")
     dataset, reader = Dataset.from_path("web", tmp_path), Reader(max_open_files=4)
+    before = num_open(ParquetShard)
     ids = [[0, shard, 0] for shard in range(12)]
     assert reader.read({0: dataset}, ids) == [{"n": number} for number in range(12)]
-    assert len(reader._files.get()._handles) <= 4
+    assert 0 < num_open(ParquetShard) - before <= 4
 
 
 # Sources
@@ -315,6 +323,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
 
     body, stamp, tells_length = b"", "", True
     go_on = threading.Event()  # What a request for data waits for.
+    asked = threading.Event()  # That there was one.
 
     def do_HEAD(self):  # The name is http.server's.
         self.send_response(200)
@@ -324,6 +333,7 @@ class Pages(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def do_GET(self):
+        self.asked.set()
         self.go_on.wait(60)
         self.do_HEAD()
         self.wfile.write(self.body)
@@ -360,7 +370,7 @@ def test_plain_web_server(pages, monkeypatch):
 
 
 LEAVE = """
-import sys, time
+import sys
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.reader import Reader
 here = Dataset.from_path("here", sys.argv[1])
@@ -368,8 +378,7 @@ far = Dataset.from_path("far", sys.argv[2] + "/a.jsonl", counts=[2])
 reader = Reader()
 assert reader.read({0: here}, [[0, 0, 0]]) == [1]
 reader.plan({1: far}, [[1, 0]])
-while not reader.stager._ahead.get()._busy:
-    time.sleep(0.01)
+sys.stdin.readline()
 """
 
 
@@ -377,9 +386,13 @@ def test_program_ends_while_a_shard_is_on_its_way(tmp_path, pages, monkeypatch):
     monkeypatch.setattr(Pages, "body", b"1\n2\n")
     path = write_lines(tmp_path / "a.jsonl", [1])
     Pages.go_on.clear()
+    Pages.asked.clear()
     command = [sys.executable, "-c", LEAVE, str(path), pages]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stderr) == (0, "")
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, text=True) as program:
+        assert Pages.asked.wait(30)
+        assert program.communicate("go on\n", timeout=30)[1] == ""
+    assert program.returncode == 0
 
 
 READ_ON = """

@@ -19,6 +19,7 @@ from support.elastic_runs import (
     first_fit,
     hosts,
     in_step,
+    lane_workers,
     merged,
     noisy,
     readable,
@@ -202,7 +203,7 @@ def test_errors_deaths_and_kinds_of_arrays_of_workers():
     plain = iter(hosts(readable(), 4, lambda lane: lane.map(fragile), 1)[0])
     assert_same(in_step([plain], len(got)), got)
     state = iterator.get_state()
-    for process, _ in iterator._engine._workers:
+    for process in lane_workers():
         process.kill()
     iterator.seek(0)
     with pytest.raises(RuntimeError, match=r"worker process .* died"):

@@ -145,8 +145,8 @@ def test_samples_of_cut_sources_are_counted():
     source = readable((37, 81, 20), (1, 1, 1), exhausted_policy="redistribute", chunk_size=7)
     assert len(source.chunk_spans()) > 1
     for begin in (0, 3, 9, 17, 19, 20, 25):
-        for cut in (source, RelanedSource(source, begin, 3), RelanedSource(source, begin, 5)):
-            lanes = 4 if cut is source else len(cut._states)
+        cuts = [(source, 4), *((RelanedSource(source, begin, n), n) for n in (3, 5))]
+        for cut, lanes in cuts:
             for one in (cut, StoppedSource(cut, max(begin, 18))):
                 counts = []
                 for lane in range(lanes):

@@ -13,7 +13,15 @@ import time
 
 import numpy as np
 import pytest
-from support.elastic_runs import assert_same, first_fit, hosts, in_step, readable, rows
+from support.elastic_runs import (
+    assert_same,
+    first_fit,
+    hosts,
+    in_step,
+    lane_workers,
+    readable,
+    rows,
+)
 
 import zephon_jax as zx
 from zephon_jax.elastic import iterator as elastic_iterator
@@ -85,7 +93,7 @@ def test_workers_that_hang_are_ended(monkeypatch):
     iterator = iter(dataset)
     with pytest.raises(TimeoutError, match="lanes 0 to 3"):
         list(iterator)
-    processes = [process for process, _ in iterator._engine._workers]
+    processes = lane_workers()
     start = time.monotonic()
     iterator.close()
     assert time.monotonic() - start < 30
@@ -124,7 +132,8 @@ def test_iterators_that_are_dropped_leave_nothing_behind():
 def test_dropped_workers_end():
     iterator = iter(hosts(readable(), 4, rows, 1, num_workers=1)[0])
     next(iterator)
-    pid = iterator._engine._workers[0][0].pid
+    [worker] = lane_workers()
+    pid = worker.pid
     del iterator
     gc.collect()
     wait_until(lambda: pid not in [child.pid for child in multiprocessing.active_children()])
@@ -192,7 +201,7 @@ def test_a_worker_that_is_killed_while_it_works():
     [dataset] = hosts(readable(), 4, lambda lane: lane.map(slow), 1, num_workers=2)
     iterator = iter(dataset)
     got = in_step([iterator], 3)
-    os.kill(iterator._engine._workers[1][0].pid, signal.SIGKILL)
+    os.kill(lane_workers()[1].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"worker process of lanes 0 to 3 died .*-9"):
         got.extend(iterator)
     assert iterator.get_state()["step"] == len(got)

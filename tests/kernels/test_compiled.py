@@ -26,7 +26,7 @@ from zephon_jax.kernels import quota
 from zephon_jax.sources import read_order as reading
 
 def orders():
-    reading._remembered.forget()
+    reading.remembered.forget()
     source = zx.StaticMixtureWorkSource(
         [zx.Dataset.from_counts(n, [9000] * 4) for n in "abc"], {"a": 5, "b": 3, "c": 1}, 4096,
         exhausted_policy="repeat", shuffle_within_shard=True)
@@ -42,7 +42,7 @@ def run_and_compare(name):
     assert np.array_equal(orders(), expected), name
 
 def compile_and_compare(name):
-    kernels._compiled.clear()
+    kernels.forget()
     run_and_compare(name)
     backend.finish_compiling()
     assert {kernel[0] for kernel in backend.compiled()} == {"rounds", "swrr"}, name
@@ -238,7 +238,7 @@ def test_each_process_of_a_distributed_run_uses_a_device_of_its_own():
         jax.distributed.initialize(os.environ["AT"], 2, int(os.environ["ME"]))
         compile_and_compare("distributed")
         assert jax.process_count() == 2 and len(jax.devices()) == 8
-        assert kernels._device().process_index == jax.process_index()
+        assert kernels.device().process_index == jax.process_index()
         print("same")
     """
     both = [start(code, XLA_FLAGS=FOUR_DEVICES, AT=address, ME=str(n)) for n in range(2)]

@@ -1,5 +1,6 @@
 """Quotas: how many samples each component gives to a chunk, against an oracle on fractions."""
 
+import functools
 import math
 import warnings
 from fractions import Fraction
@@ -285,12 +286,20 @@ def test_chunk_sizes_of_other_types_are_refused(make, chunk_size):
 def test_slots_go_to_the_earlier_of_equals(k):
     """Chosen without a sort where there are many components: the same ones, ties and all."""
     rng = np.random.default_rng(k)
-    for high in (1, 3, 50, 2**31 - 1):
-        value = rng.integers(-high, high, k, dtype=np.int32)
-        for number in {1, k, *rng.integers(1, k + 1, 9).tolist()}:
-            wanted = np.lexsort((np.arange(k), value))[:number].tolist()
-            chosen = quota._least(np, value, number)
-            assert np.flatnonzero(chosen).tolist() == sorted(wanted)
+    for high in (1, 3, 50, 2**29 // k):
+        shares_of = functools.partial(quota.shares, [high] * k)
+        unit = int(shares_of(1).unit)
+        for number in {1, k - 1, *rng.integers(1, k + 1, 9).tolist()} - {0, k}:
+            shares = shares_of(number)
+            owed = rng.integers(0, min(high, unit), k, dtype=np.int32)
+            # Nobody is owed a whole sample, so all slots are missing; then each is owed one.
+            for whole, chosen in ((0, -owed), (1, owed)):
+                quotas, carry = quota.step(shares, owed + np.int32(whole * unit) - shares.rem)
+                first = np.lexsort((np.arange(k), chosen))[: k - number if whole else number]
+                wanted = np.full(k, whole)
+                wanted[first] = 1 - whole
+                assert quotas.tolist() == wanted.tolist()
+                assert carry.tolist() == (owed + (whole - wanted) * unit).tolist()
 
 
 def test_a_step_leaves_its_input_alone():

@@ -16,6 +16,7 @@ from support.sources import SOURCES, CountSource
 
 import zephon_jax as zx
 from zephon_jax.elastic.relane import RelanedSource
+from zephon_jax.sources import find_sample
 
 READS = [
     zx.MixtureReadConfig(mode=mode, shuffle_within_component=shuffle)
@@ -187,7 +188,7 @@ def test_endless_runs_are_gone_through_place_by_place(weights):
 
 
 def test_places_beyond_a_list_are_refused_with_advice(monkeypatch):
-    monkeypatch.setattr("zephon_jax.sources.find_sample._MOST_LISTED", 50)
+    monkeypatch.setattr(find_sample, "_MOST_LISTED", 50)
     for source, sample in (
         (mixture([1], chunk_size=10, exhausted_policy="repeat"), (0, 0, 0)),
         (Repeating(), (0, 0, 1)),

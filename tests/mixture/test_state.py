@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.encoded import wrapped
 from support.helpers import chunks_of, mixture, state_after
 
 import zephon_jax as zx
@@ -90,14 +91,6 @@ def test_every_cut_and_every_flip():
 def test_foreign_bytes(data):
     with pytest.raises(ValueError, match="state"):
         zx.decode_state(SOURCE, data)
-
-
-def wrapped(body):
-    """Bytes with a checksum that is right: what somebody who knows the format could write."""
-    from zephon_jax.sources import codec
-
-    packed = msgpack.packb(body)
-    return msgpack.packb([codec.VERSION, codec._checksum(packed), packed])
 
 
 FIELDS = msgpack.unpackb(msgpack.unpackb(DATA)[2])[1]

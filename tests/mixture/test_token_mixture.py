@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from support import oracles
+from support.encoded import wrapped
 from support.helpers import chunks_of, mixture, state_after
 
 import zephon_jax as zx
@@ -257,8 +258,7 @@ def test_a_state_that_contradicts_itself_is_refused():
 @pytest.mark.parametrize("fields", [5, None, True, "abc", b"abc", {}, [], [1], [[]] * 11])
 def test_fields_of_another_kind_are_refused(fields):
     """Whoever can compute the checksum can write anything."""
-    body = codec._pack(["MixtureState", fields])
-    data = codec._pack([codec.VERSION, codec._checksum(body), body])
+    data = wrapped(["MixtureState", fields])
     primed, unprimed = with_ratios({"x": 0.25, "y": 0.75}), with_ratios({"x": None, "y": None})
     for restore in (zx.restore, zx.decode_state):
         for source in (primed, unprimed):
@@ -272,8 +272,7 @@ def test_half_a_ratio_is_refused(size):
     primed, unprimed = with_ratios({"x": 0.25, "y": 0.75}), with_ratios({"x": None, "y": None})
     name, fields = codec.open_fields(zx.encode_state(primed.seek(2)))
     fields[-2] = bytes(size)
-    body = codec._pack([name, fields])
-    data = codec._pack([codec.VERSION, codec._checksum(body), body])
+    data = wrapped([name, fields])
     with pytest.raises(ValueError, match="holds no token ratios"):
         zx.restore(unprimed, data)
     with pytest.raises(ValueError, match=r"state\.ratios must be 16 bytes"):

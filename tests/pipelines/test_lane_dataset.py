@@ -161,7 +161,7 @@ def test_map_dataset_by_index():
     stream = expected_records(source, 0, 1)
     assert len(ds) == len(stream) == len(source)
     assert [ds[i]["data"] for i in range(len(ds))] == stream
-    assert [e["data"] for e in ds._getitems(range(len(ds)))] == stream
+    assert [e["data"] for e in ds.__getitems__(range(len(ds)))] == stream
     assert [e["data"] for e in ds.__getitems__([5, 0, 5])] == [stream[5], stream[0], stream[5]]
     assert ds[-1]["data"] == stream[-1]
     assert [e["data"] for e in ds[3:20:4]] == stream[3:20:4]

@@ -46,7 +46,7 @@ def test_map_dataset_in_loops(indices):
         "scattered": np.random.default_rng(1).integers(0, 2 * size, 300).tolist(),
         "twice": [i for i in range(size) for _ in range(2)],
     }[indices]
-    together = rows(zx.MixtureMapDataset(readable(shuffle_block_size=32))._getitems(asked))
+    together = rows(zx.MixtureMapDataset(readable(shuffle_block_size=32)).__getitems__(asked))
     assert rows([dataset[i] for i in asked]) == together
 
 
@@ -57,14 +57,14 @@ def test_each_element_is_handed_out_once():
         element["data"] = None
         element["sample_id"][:] = -1
     again = [dataset[i] for i in range(64)]
-    assert rows(again) == rows(zx.MixtureMapDataset(readable())._getitems(range(64)))
+    assert rows(again) == rows(zx.MixtureMapDataset(readable()).__getitems__(range(64)))
 
 
 def test_threads_share_a_loop():
     dataset = zx.MixtureMapDataset(readable())
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(dataset.__getitem__, range(len(dataset))))
-    assert rows(found) == rows(zx.MixtureMapDataset(readable())._getitems(range(len(dataset))))
+    assert rows(found) == rows(zx.MixtureMapDataset(readable()).__getitems__(range(len(dataset))))
 
 
 def test_copies_of_a_dataset_start_anew():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import grain
 import jax
@@ -96,3 +97,9 @@ def assert_same(batches, expected):
     assert len(batches) == len(expected)
     for batch, other in zip(batches, expected, strict=True):
         jax.tree.map(np.testing.assert_array_equal, batch, other)
+
+
+def lane_workers():
+    """The worker processes of elastic iterators, in the order in which they were started."""
+    workers = [p for p in multiprocessing.active_children() if p.name == "zephon_jax lanes"]
+    return sorted(workers, key=lambda process: int(process.pid))

@@ -28,7 +28,17 @@ from zephon_jax._warn import warn
 if TYPE_CHECKING:
     import jax
 
-__all__ = ["attempt", "compiled", "finish_compiling", "like", "place", "start", "why_not"]
+__all__ = [
+    "attempt",
+    "compiled",
+    "device",
+    "finish_compiling",
+    "forget",
+    "like",
+    "place",
+    "start",
+    "why_not",
+]
 
 Name: TypeAlias = tuple[Hashable, ...]  # what a function is for, and the sizes it takes
 R = TypeVar("R")
@@ -47,14 +57,19 @@ _forked = False
 _failed = False
 
 
-def _forget() -> None:
-    """In a forked process: JAX's threads are not there."""
-    global _forked
-    _forked = True
+def forget() -> None:
+    """Forgets what was compiled: whoever asks for it next has it compiled anew."""
     _compiled.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+def _after_fork() -> None:
+    """JAX's threads are not there."""
+    global _forked
+    _forked = True
+    forget()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def why_not() -> str | None:
@@ -77,7 +92,8 @@ def start() -> str | None:
 
 
 @functools.cache
-def _device() -> object:
+def device() -> object:
+    """The CPU device of this process that everything is compiled for."""
     import jax
 
     return jax.local_devices(backend="cpu")[0]
@@ -108,7 +124,7 @@ def like(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray:
 def _compile(function: Callable[..., jax.Array], args: Sequence[np.ndarray]) -> Kernel:
     import jax
 
-    sharding = jax.sharding.SingleDeviceSharding(_device())
+    sharding = jax.sharding.SingleDeviceSharding(device())
     specs = [jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=sharding) for arg in args]
     with _own_settings():
         ready = jax.jit(function).lower(*specs).compile()
@@ -181,7 +197,7 @@ def place(array: np.ndarray) -> jax.Array:
     import jax
 
     with _own_settings(), jax.ensure_compile_time_eval():
-        return jax.device_put(array, _device())
+        return jax.device_put(array, device())
 
 
 def finish_compiling() -> None:

@@ -82,7 +82,7 @@ class Reading(NamedTuple):
 
 
 # Round robin readings by counts, in narrow words.
-_remembered: BoundedCache[bytes, Reading] = BoundedCache(
+remembered: BoundedCache[bytes, Reading] = BoundedCache(
     _MAX_REMEMBERED, lambda reading: reading.component.size
 )
 
@@ -101,20 +101,20 @@ def _group(component: np.ndarray, k: int) -> np.ndarray:
 
 
 def _round_robin(counts: np.ndarray, size: int, upcoming: np.ndarray | None) -> Reading:
-    kept = _remembered.get(counts.tobytes())
+    kept = remembered.get(counts.tobytes())
     if kept is not None:
         return Reading(kept.component.astype(np.int32), kept.grouped.astype(np.int64))
     rows = counts[None]
     if upcoming is not None and len(upcoming):
         most = min(_MOST_AHEAD, _MOST_SLOTS // max(1, size))
-        ahead = [row for row in upcoming[:most] if _remembered.get(row.tobytes()) is None]
+        ahead = [row for row in upcoming[:most] if remembered.get(row.tobytes()) is None]
         rows = np.unique(np.concatenate([rows, *(row[None] for row in ahead)]), axis=0)
     found, narrow = None, _narrow(counts.size)
     for row, slots in zip(rows, backend.swrr_orders(rows, size), strict=True):
         component = slots.astype(np.int32)
         reading = Reading(component, _group(component, counts.size))
         kept = Reading(component.astype(narrow), reading.grouped.astype(np.int32))
-        _remembered.put(row.tobytes(), kept)
+        remembered.put(row.tobytes(), kept)
         if np.array_equal(row, counts):
             found = reading
     assert found is not None
