@@ -45,7 +45,7 @@ class BoundedCache(Generic[K, V]):
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._cost = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.max_cost, self.cost_of)
 
     def __len__(self) -> int:

@@ -91,7 +91,7 @@ class DaemonThreads:
 
 
 def _run(
-    future: Future[Any], call: Callable[..., Any], argument: Any, done: Callable[[], None]
+    future: Future[Any], call: Callable[..., object], argument: object, done: Callable[[], None]
 ) -> None:
     """Makes a call. Before others hear of its result, it is done."""
     if not future.set_running_or_notify_cancel():

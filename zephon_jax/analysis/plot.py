@@ -74,7 +74,7 @@ def _legend(ax: Axes) -> None:
               handlelength=3.2)  # fmt: skip
 
 
-def _style(place: int) -> dict[str, Any]:
+def _style(place: int) -> dict[str, object]:
     """Color, dashes and marker of a component: no two of the first 36 share all three."""
     num = len(_COLORS)
     return {

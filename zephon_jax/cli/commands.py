@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any
 
 import click
 
@@ -97,7 +96,7 @@ def simulate(
     answer(as_json, found.summary(), _run_facts(found))
 
 
-def _run_facts(run: Simulation) -> dict[str, Any]:
+def _run_facts(run: Simulation) -> dict[str, object]:
     """A simulated run for programs."""
     components = {
         name: {

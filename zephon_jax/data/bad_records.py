@@ -89,8 +89,8 @@ def check_policy(name: str, on_bad_record: object, max_bad_records: object) -> N
 
 
 def isolate(
-    read: Callable[[np.ndarray], Sequence[Any]], indices: np.ndarray, error: Exception
-) -> list[Any]:
+    read: Callable[[np.ndarray], Sequence[object]], indices: np.ndarray, error: Exception
+) -> list[object]:
     """Reads again by halves what could not be read together.
 
     Args:
@@ -118,11 +118,11 @@ def isolate(
 
 
 def read_records(
-    read: Callable[[np.ndarray], Sequence[Any]], indices: np.ndarray, marked: bool
-) -> Sequence[Any]:
+    read: Callable[[np.ndarray], Sequence[object]], indices: np.ndarray, marked: bool
+) -> Sequence[object]:
     """The records at some places; where they are marked, with errors in the places of bad ones."""
 
-    def read_all(places: np.ndarray) -> Sequence[Any]:
+    def read_all(places: np.ndarray) -> Sequence[object]:
         records = read(places)
         if len(records) != len(places):
             raise ValueError(
@@ -141,7 +141,7 @@ def read_records(
         return isolate(read_all, indices, error)
 
 
-def with_names(dataset: Dataset, group: IdGroup, records: Sequence[Any]) -> Sequence[Any]:
+def with_names(dataset: Dataset, group: IdGroup, records: Sequence[object]) -> Sequence[object]:
     """Names the bad ones among records."""
     if not any(isinstance(record, Exception) for record in records):
         return records
@@ -202,7 +202,7 @@ def bad_records(dataset: str | None = None) -> list[BadRecord]:
     return sorted(found, key=lambda bad: bad[:3])
 
 
-def settle(found: Unreadable, on_bad_record: OnBadRecord) -> list[Any]:
+def settle(found: Unreadable, on_bad_record: OnBadRecord) -> list[object]:
     """What takes the place of a bad record: one record, or none.
 
     Raises:

@@ -20,7 +20,7 @@ def count_records(
     field: str | None,
     dataset: Dataset,
     sample_ids: np.ndarray,
-    records: Sequence[Any],
+    records: Sequence[object],
 ) -> np.ndarray:
     """Counts the tokens of records.
 
@@ -56,7 +56,7 @@ class _Refused(ValueError):
     """What a record or a tokenizer gave is of no use."""
 
 
-def _entry(record: Any, field: str | None) -> Any:
+def _entry(record: object, field: str | None) -> object:
     if field is None:
         return record
     if not isinstance(record, Mapping):

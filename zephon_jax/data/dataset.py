@@ -83,7 +83,7 @@ class Dataset:
     def __getstate__(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         self.shard_counts.flags.writeable = False  # Pickle forgets it.
 
@@ -328,7 +328,7 @@ class Dataset:
         name: str,
         path: PathLike | Sequence[PathLike],
         format: str | None = None,
-        storage_options: Mapping[str, Any] | None = None,
+        storage_options: Mapping[str, object] | None = None,
         columns: Sequence[str] | None = None,
         counts: Sequence[int] | np.ndarray | None = None,
         row_groups: RowGroups = "files",

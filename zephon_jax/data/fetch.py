@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from zephon_jax._process import DaemonThreads
 from zephon_jax.data.files import File, file_system, stat_file
@@ -64,7 +64,7 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, Exception) and not isinstance(error, _LASTING)
 
 
-def range_reader(url: str, storage_options: Mapping[str, Any] | None) -> FetchRange:
+def range_reader(url: str, storage_options: Mapping[str, object] | None) -> FetchRange:
     """Returns a function that reads bytes [start, stop) of a remote file."""
     fs, path = file_system(url, storage_options)
 
@@ -78,7 +78,7 @@ def range_reader(url: str, storage_options: Mapping[str, Any] | None) -> FetchRa
 
 def fetch_file(
     file: File,
-    storage_options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, object] | None,
     target: str,
     pool: DaemonThreads,
 ) -> None:
@@ -147,7 +147,7 @@ def _read_done(path: str) -> set[int]:
     return {int.from_bytes(data[i : i + 4], "little") for i in range(0, whole, 4)}
 
 
-def _check_version(file: File, storage_options: Mapping[str, Any] | None) -> None:
+def _check_version(file: File, storage_options: Mapping[str, object] | None) -> None:
     """Refuses parts that may come from two versions of an object."""
     now = with_retries(lambda: stat_file(file.path, storage_options))
     if now.size != file.size:

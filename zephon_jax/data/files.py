@@ -76,7 +76,7 @@ class File(NamedTuple):
         return self.stamp if other is None else f"{self.stamp} {other.size} {other.stamp}"
 
 
-def natural_key(path: str) -> tuple[Any, ...]:
+def natural_key(path: str) -> tuple[object, ...]:
     """Sorts numbers inside names by value, so shard 10 comes after shard 9.
 
     Example:
@@ -153,7 +153,7 @@ def stat_file(path: str, storage_options: Mapping[str, Any] | None = None) -> Fi
 
 
 def list_files(
-    path: PathLike | Sequence[PathLike], storage_options: Mapping[str, Any] | None = None
+    path: PathLike | Sequence[PathLike], storage_options: Mapping[str, object] | None = None
 ) -> tuple[list[File], set[str]]:
     """Lists what a file, folder, glob, URL or a list of these names, in natural order.
 
@@ -190,7 +190,7 @@ def list_files(
     return sorted(files.values(), key=lambda file: natural_key(file.path)), walked
 
 
-def _checked_paths(paths: Any) -> list[PathLike]:
+def _checked_paths(paths: object) -> list[PathLike]:
     listed = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, bytes) else None
     if listed is None or not all(isinstance(entry, (str, os.PathLike)) for entry in listed):
         raise TypeError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from zephon_jax.data.fetch import with_retries
 from zephon_jax.data.files import (
@@ -51,7 +50,7 @@ def find_shards(
     name: str,
     path: PathLike | Sequence[PathLike],
     format: str | None,
-    storage_options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, object] | None,
 ) -> tuple[list[File], ShardFormat]:
     """Lists the files that hold data and tells their one format."""
     wanted = None if format is None else get_format(format)
@@ -121,7 +120,7 @@ def _with_companions(
     shards: list[File],
     fmt: ShardFormat,
     listed: Sequence[File],
-    storage_options: Mapping[str, Any] | None,
+    storage_options: Mapping[str, object] | None,
 ) -> list[File]:
     """Pairs each shard with the second file that its format asks for.
 
@@ -158,7 +157,7 @@ def _with_companions(
 
 
 def _head_reader(
-    file: File, storage_options: Mapping[str, Any] | None, inside: bool
+    file: File, storage_options: Mapping[str, object] | None, inside: bool
 ) -> Callable[[], bytes] | None:
     """How to look into a file whose name does not tell; None where that is not wanted."""
     plain = file.path.lower().removesuffix(".gz").removesuffix(".zst")

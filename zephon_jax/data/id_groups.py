@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,7 +21,7 @@ class IdGroup(NamedTuple):
     indices: np.ndarray
 
 
-def as_ids(sample_ids: Any) -> np.ndarray:
+def as_ids(sample_ids: object) -> np.ndarray:
     """Returns sample ids as int64 (n, 3)."""
     return np.asarray(sample_ids, dtype=np.int64).reshape(-1, 3)
 
@@ -55,7 +55,7 @@ def group_ids(sample_ids: np.ndarray) -> tuple[list[IdGroup], np.ndarray | None]
     return groups, inverse
 
 
-def put_back(found: Sequence[Any], order: np.ndarray) -> list[Any]:
+def put_back(found: Sequence[object], order: np.ndarray) -> list[object]:
     """Returns records that were read in sorted order at the places of their ids."""
     inverse = np.empty_like(order)
     inverse[order] = np.arange(len(order))

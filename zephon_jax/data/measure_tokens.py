@@ -312,7 +312,7 @@ def count_shard_tokens(
     return {dataset.name: total for dataset, total in zip(datasets, totals, strict=True)}
 
 
-def _itself(value: Any) -> Any:
+def _itself(value: object) -> object:
     return value
 
 

@@ -44,7 +44,7 @@ def as_records(name: str, source: Any) -> Any:
     return TableRows(source) if _is_one_of(source, _COLUMNS) else source
 
 
-def _is_one_of(source: Any, kinds: dict[str, tuple[str, ...]]) -> bool:
+def _is_one_of(source: object, kinds: dict[str, tuple[str, ...]]) -> bool:
     """True for such a class, or one derived from it; no package is imported to find out."""
     return any(
         base.__module__.split(".")[0] in kinds
@@ -107,7 +107,7 @@ class MappedFile(NamedTuple):
         return np.memmap(self.file, self.dtype, "r", self.offset, self.shape)
 
 
-def mapping_of(array: Any) -> MappedFile | None:
+def mapping_of(array: object) -> MappedFile | None:
     """Where a memory-mapped array lies in its file; None for any other object.
 
     Arrays that are not contiguous, or whose changes stay in memory (mode "c"), are any other.

@@ -61,7 +61,7 @@ def read(
     return default_reader().read(_by_id(source), _checked_ids(sample_ids))
 
 
-def _by_id(source: Any) -> Mapping[int, Dataset]:
+def _by_id(source: object) -> Mapping[int, Dataset]:
     by_id = getattr(source, "datasets_by_id", None)
     if isinstance(source, Mapping):
         by_id = source
@@ -72,7 +72,7 @@ def _by_id(source: Any) -> Mapping[int, Dataset]:
     return by_id
 
 
-def _checked_ids(sample_ids: Any) -> np.ndarray:
+def _checked_ids(sample_ids: object) -> np.ndarray:
     ids = np.asarray(sample_ids)
     if ids.size == 0:
         return np.zeros((0, 3), dtype=np.int64)

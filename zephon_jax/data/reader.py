@@ -277,7 +277,7 @@ class Reader:
                 raise records[place].error
         return sample_ids[~bad], [records[place] for place in np.flatnonzero(~bad).tolist()]
 
-    def _read_group(self, dataset: Dataset, group: IdGroup, marked: bool) -> Sequence[Any]:
+    def _read_group(self, dataset: Dataset, group: IdGroup, marked: bool) -> Sequence[object]:
         try:
             physical, shard_id, indices = dataset.resolve(group.shard_id, group.indices)
             if physical is dataset:
@@ -293,12 +293,12 @@ class Reader:
 
     def _read_shard(
         self, dataset: Dataset, shard_id: int, indices: np.ndarray, marked: bool
-    ) -> Sequence[Any]:
+    ) -> Sequence[object]:
         store = dataset.store
         if isinstance(store, SourceShards):
             first = int(dataset.shard_counts[:shard_id].sum())
 
-            def read_source(places: np.ndarray) -> Sequence[Any]:
+            def read_source(places: np.ndarray) -> Sequence[object]:
                 return store.read((places + first).tolist(), dataset.num_samples)
 
             records = read_records(read_source, indices, marked)

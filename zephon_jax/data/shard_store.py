@@ -29,7 +29,7 @@ class RandomAccess(Protocol):
         """Number of records."""
         ...
 
-    def __getitem__(self, place: Any, /) -> Any:
+    def __getitem__(self, place: object, /) -> Any:
         """The record at a place."""
         ...
 
@@ -70,7 +70,7 @@ class CountedShards(ShardStore):
     declared_bytes: np.ndarray | None = None
     readable = False
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state)
         if self.declared_bytes is not None:
             self.declared_bytes.flags.writeable = False  # Pickle forgets it.
@@ -120,7 +120,7 @@ class SourceShards(ShardStore):
         mapping = mapping_of(self.source)
         return vars(self) if mapping is None else {**vars(self), "source": mapping}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         source = state["source"]
         opened = source.open() if isinstance(source, MappedFile) else source
         self.__dict__.update({**state, "source": opened})

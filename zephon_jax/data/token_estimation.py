@@ -120,7 +120,7 @@ class TokenEstimation:
 
     @classmethod
     def from_shard_totals(
-        cls, totals: Mapping[str, Any], *, tokenizer_name: str | None = None
+        cls, totals: Mapping[str, object], *, tokenizer_name: str | None = None
     ) -> TokenEstimation:
         """Takes the true number of tokens in each shard, by dataset.
 
@@ -313,7 +313,7 @@ def _checked_totals(dataset: Any, totals: np.ndarray) -> np.ndarray:
     return totals
 
 
-def _items(values: Any) -> list[tuple[str, Any]]:
+def _items(values: object) -> list[tuple[str, Any]]:
     if not isinstance(values, Mapping):
         raise TypeError(f"a mapping by dataset name is needed; got {type(values).__name__}.")
     if not values:
@@ -328,7 +328,7 @@ def _sorted(items: Iterable[tuple[str, Any]]) -> Any:
     return tuple(sorted(items))
 
 
-def _pack_totals(name: str, totals: Any) -> bytes:
+def _pack_totals(name: str, totals: object) -> bytes:
     if not isinstance(totals, (Sequence, np.ndarray)) or isinstance(totals, (str, bytes)):
         raise TypeError(
             f"dataset {name!r}: shard totals must be a list of integers; got {short(totals)}."

@@ -35,7 +35,7 @@ class Space(NamedTuple):
     leaves: Sequence[np.ndarray | None]  # (rows, ...) each; None for leaves of objects
 
 
-def _array(leaf: Any) -> np.ndarray:
+def _array(leaf: object) -> np.ndarray:
     """A leaf as an array; text and bytes are objects.
 
     As NumPy's own kinds they would lose trailing zeros, and rows of other lengths other dtypes.
@@ -48,7 +48,7 @@ def _array(leaf: Any) -> np.ndarray:
     return array.astype(object) if array.dtype.kind in "US" else array
 
 
-def _flatten(elements: Sequence[Any]) -> tuple[Any, list[list[Any]]]:
+def _flatten(elements: Sequence[object]) -> tuple[object, list[list[object]]]:
     import jax
 
     first, tree = jax.tree.flatten(elements[0])
@@ -61,11 +61,11 @@ def _flatten(elements: Sequence[Any]) -> tuple[Any, list[list[Any]]]:
     return tree, found
 
 
-def _kind(leaf: Any) -> str:
+def _kind(leaf: object) -> str:
     return getattr(getattr(leaf, "dtype", None), "kind", "-")
 
 
-def _stack(leaves: Sequence[Any], out: np.ndarray | None = None) -> np.ndarray:
+def _stack(leaves: Sequence[object], out: np.ndarray | None = None) -> np.ndarray:
     text = isinstance(leaves[0], (str, bytes)) or _kind(leaves[0]) in "OUS"
     arrays = [leaf if type(leaf) is np.ndarray and not text else _array(leaf) for leaf in leaves]
     kind = arrays[0].dtype
@@ -87,7 +87,7 @@ def _takes(out: np.ndarray, dtype: np.dtype, shape: tuple[int, ...]) -> bool:
     return out.dtype == dtype and out.shape == shape
 
 
-def _outs(out: Space | None, tree: Any, num_leaves: int) -> Sequence[np.ndarray | None]:
+def _outs(out: Space | None, tree: object, num_leaves: int) -> Sequence[np.ndarray | None]:
     return [None] * num_leaves if out is None or out.tree != tree else out.leaves
 
 
@@ -118,7 +118,7 @@ def stack(rows: Sequence[Any], out: Space | None = None) -> Columns:
     return Columns(tree, [_stack(rows_of_leaf, to) for rows_of_leaf, to in leaves])
 
 
-def _flat_names(row: Any) -> tuple[Any, list[str]] | None:
+def _flat_names(row: object) -> tuple[object, list[str]] | None:
     """Structure and names of a plain dict of arrays, in the order of its leaves.
 
     The rows of most pipelines are such, and need not be flattened one by one.
@@ -132,7 +132,7 @@ def _flat_names(row: Any) -> tuple[Any, list[str]] | None:
     return jax.tree.structure(row), sorted(row)
 
 
-def join(batches: Sequence[Any], out: Space | None = None) -> Columns:
+def join(batches: Sequence[object], out: Space | None = None) -> Columns:
     """Puts batches behind each other.
 
     Args:
@@ -158,7 +158,7 @@ def join(batches: Sequence[Any], out: Space | None = None) -> Columns:
     return Columns(tree, leaves)
 
 
-def num_rows(batch: Any) -> int:
+def num_rows(batch: object) -> int:
     """Rows of a batch, of which each leaf has as many.
 
     Raises:
@@ -180,7 +180,7 @@ def num_rows(batch: Any) -> int:
     return rows.pop()
 
 
-def slice_rows(batch: Any, begin: int, end: int) -> Any:
+def slice_rows(batch: object, begin: int, end: int) -> object:
     """Rows begin to end of a batch, without copying."""
     import jax
 
@@ -238,7 +238,7 @@ def masked(columns: Columns | None, counts: Sequence[int], each: int, like: Colu
     return Columns(like.tree, leaves)
 
 
-def tree_of(columns: Columns, row_mask: np.ndarray | None = None) -> Any:
+def tree_of(columns: Columns, row_mask: np.ndarray | None = None) -> object:
     """The columns as a pytree like one element, with the mask as one more leaf.
 
     Raises:

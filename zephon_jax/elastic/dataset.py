@@ -165,7 +165,7 @@ class ElasticIterDataset(grain.IterDataset):
         self.owned_lanes = owned
         self.written_lanes = written  # those that this host saves; others may own the same lanes
 
-    def _make_rows_of(self, global_batch_size: Any) -> Callable[[int], int]:
+    def _make_rows_of(self, global_batch_size: object) -> Callable[[int], int]:
         if global_batch_size is None:
             batching = self._batching
             if batching is None and self.plan.batched:
@@ -246,7 +246,9 @@ class ElasticIterDataset(grain.IterDataset):
             other._lane_lengths = other._whole_batches(lane_lengths(source, self.num_lanes))
         return other
 
-    def sample_ids_at(self, step: int, state: Mapping[str, Any] | None = None) -> list[RowSamples]:
+    def sample_ids_at(
+        self, step: int, state: Mapping[str, object] | None = None
+    ) -> list[RowSamples]:
         """Says which samples are in the rows of a global batch: "what did the model see there?".
 
         Where the pipeline yields one row for each sample this is arithmetic: no data is read.
@@ -281,7 +283,7 @@ class ElasticIterDataset(grain.IterDataset):
         """
         return sample_ids_at(self, step, state)
 
-    def relane(self, state: Mapping[str, Any], num_lanes: int) -> Relaned:
+    def relane(self, state: Mapping[str, object], num_lanes: int) -> Relaned:
         """Goes on with another number of lanes. All hosts call it, with the same state.
 
         Go through `zx.synchronized(relaned.rest)` first: it ends all lanes at a common block
@@ -333,7 +335,9 @@ class ElasticIterDataset(grain.IterDataset):
         ))  # fmt: skip
 
 
-def _check_settings(pipeline: Any, rows_per_sample: Any, timeout: Any, pipeline_id: object) -> None:
+def _check_settings(
+    pipeline: object, rows_per_sample: object, timeout: Any, pipeline_id: object
+) -> None:
     if not callable(pipeline):
         raise TypeError(
             "pipeline must be a function of a lane's dataset that returns a grain.IterDataset;"
@@ -369,7 +373,7 @@ def _seed_of(source: WorkSource) -> int:
     return 0 if seed is None else int(seed)
 
 
-def _plain_lanes(num_lanes: int, process_index: Any, process_count: Any) -> tuple[int, ...]:
+def _plain_lanes(num_lanes: int, process_index: object, process_count: object) -> tuple[int, ...]:
     count = as_int(process_count, "process_count", 1)
     if num_lanes % count:
         fitting = [n for n in range(1, min(num_lanes, 1 << 16) + 1) if num_lanes % n == 0]

@@ -22,7 +22,9 @@ __all__ = ["GlobalBatches", "all_hosts", "synchronized", "to_global"]
 _HOST_ONLY = ("sample_id",)
 
 
-def to_global(batch: Any, sharding: NamedSharding, *, host_only: Sequence[str] = _HOST_ONLY) -> Any:
+def to_global(
+    batch: object, sharding: NamedSharding, *, host_only: Sequence[str] = _HOST_ONLY
+) -> Any:
     """Puts this host's rows where they belong in a global batch.
 
     Args:
@@ -168,10 +170,10 @@ class GlobalBatches:
         self._ended: Exception | None = None
         self._steps = self._from_here()
 
-    def _from_here(self) -> Iterator[Any]:
+    def _from_here(self) -> Iterator[object]:
         return synchronized(self.iterator) if self._synchronized else self.iterator
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self
 
     def __next__(self) -> Any:
@@ -208,7 +210,7 @@ class GlobalBatches:
         self.iterator.set_state(state)
         self._forget()
 
-    def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def checked_state(self, state: Mapping[str, object]) -> dict[str, object]:
         """A snapshot as `get_state` returned it, after all checks that need no pipeline."""
         return self.iterator.checked_state(state)
 

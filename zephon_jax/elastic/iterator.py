@@ -159,7 +159,7 @@ class ElasticIterator(grain.DatasetIterator):
         """True where it is known what masked rows look like: the lanes have a row at all."""
         return see_row(self._rules, self._like, self._place.spec)
 
-    def masked_step(self) -> Any:
+    def masked_step(self) -> object:
         """A batch of masked rows only, and goes on by a step: for a host whose lanes have ended.
 
         Raises:
@@ -189,7 +189,7 @@ class ElasticIterator(grain.DatasetIterator):
         """The place after the last batch handed out; cheap to keep, see `state_at`."""
         return self._place
 
-    def state_at(self, place: StepPosition) -> dict[str, Any]:
+    def state_at(self, place: StepPosition) -> dict[str, object]:
         """A place as plain JSON; with the chunk before which it ends, where it is cut there."""
         end = self._rules.plan.source.end
         lanes = zip(self.owned_lanes, place.states, strict=True)
@@ -223,7 +223,7 @@ class ElasticIterator(grain.DatasetIterator):
         self.restored_from = None
         self._compare_pipelines(state)
 
-    def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def checked_state(self, state: Mapping[str, object]) -> dict[str, object]:
         """A snapshot as `get_state` returned it, after all checks that need no pipeline.
 
         Raises:
@@ -268,7 +268,7 @@ class ElasticIterator(grain.DatasetIterator):
         states = [lane_state(lane, lanes[str(lane)]) for lane in self.owned_lanes]
         return StepPosition(step, rows, states, spec)
 
-    def _check_pipeline_id(self, state: Mapping[str, Any]) -> None:
+    def _check_pipeline_id(self, state: Mapping[str, object]) -> None:
         mine, other = self._plan.pipeline_id, state.get("pipeline_id")
         if mine and other and other != mine:
             raise ValueError(
@@ -276,7 +276,7 @@ class ElasticIterator(grain.DatasetIterator):
                 f" {short(mine)}."
             )
 
-    def _compare_pipelines(self, state: Mapping[str, Any]) -> None:
+    def _compare_pipelines(self, state: Mapping[str, object]) -> None:
         """Warns where a state that fits is of a pipeline that is made of something else."""
         name, mine = state.get("pipeline"), self._plan.pipeline_id
         named_alike = mine and state.get("pipeline_id") == mine

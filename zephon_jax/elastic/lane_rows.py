@@ -56,7 +56,7 @@ class LaneError(RuntimeError):
         super().__init__(message)
         self.lane, self.chunk_index, self.sample_id = lane, chunk_index, sample_id
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return type(self), (str(self), self.lane, self.chunk_index, self.sample_id)
 
 
@@ -144,7 +144,7 @@ class LaneRows:
         except Exception as error:
             raise self._named(error) from error
 
-    def _take_rows(self, count: int) -> list[Any]:
+    def _take_rows(self, count: int) -> list[object]:
         iterator = self._iterator
         if count == 1:
             row = next(iterator, _END)
@@ -157,7 +157,7 @@ class LaneRows:
                 break
         return found
 
-    def _take_pieces(self, count: int) -> list[Any]:
+    def _take_pieces(self, count: int) -> list[object]:
         found = []
         while count and (self._used < self._size or self._open_batch()):
             end = min(self._size, self._used + count)

@@ -14,7 +14,7 @@ __all__ = ["lane_state", "plain", "revive"]
 _TUPLE = "__tuple__"
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """A state of Grain's as plain JSON: its iterators keep NumPy integers here and there.
 
     Tuples are marked: a packer that gets a list back for its tuple takes it for something else.

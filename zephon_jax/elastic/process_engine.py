@@ -279,7 +279,7 @@ class ProcessEngine:
             next(objects) if view is None else view[begin:end] for view in request.views
         ])  # fmt: skip
 
-    def _send(self, command: str, arguments: Sequence[Any]) -> None:
+    def _send(self, command: str, arguments: Sequence[object]) -> None:
         for (_, connection), argument in zip(self._workers, arguments, strict=True):
             with contextlib.suppress(OSError):  # of one that died: said where its answer is due
                 connection.send((command, argument))

@@ -39,7 +39,7 @@ class RowSamples(NamedTuple):
 
 
 def sample_ids_at(
-    dataset: ElasticIterDataset, step: int, state: Mapping[str, Any] | None
+    dataset: ElasticIterDataset, step: int, state: Mapping[str, object] | None
 ) -> list[RowSamples]:
     """See `ElasticIterDataset.sample_ids_at`."""
     step = as_int(step, "step", 0)

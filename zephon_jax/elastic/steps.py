@@ -100,7 +100,7 @@ def rows_before(rules: StepRules, step: int) -> int:
     return sum(rules.rows_of(n) for n in range(step))
 
 
-def rows_each(global_batch_size: Any, num_lanes: int) -> int:
+def rows_each(global_batch_size: object, num_lanes: int) -> int:
     """Rows that each lane gives to a global batch.
 
     Raises:
@@ -114,7 +114,7 @@ def rows_each(global_batch_size: Any, num_lanes: int) -> int:
     return size // num_lanes
 
 
-def rows_at(global_batch_size: Callable[[int], Any], num_lanes: int, step: int) -> int:
+def rows_at(global_batch_size: Callable[[int], object], num_lanes: int, step: int) -> int:
     """Rows of a lane where batches change with the step."""
     return rows_each(global_batch_size(step), num_lanes)
 
@@ -245,7 +245,9 @@ def see_row(rules: StepRules, like: list[Columns], spec: str) -> bool:
     return bool(like)
 
 
-def make_batch(part: RowBlock, rules: StepRules, each: int, like: list[Columns], spec: str) -> Any:
+def make_batch(
+    part: RowBlock, rules: StepRules, each: int, like: list[Columns], spec: str
+) -> object:
     """The batch of a part, with masked rows where lanes gave fewer.
 
     Raises:

@@ -202,7 +202,7 @@ class MixtureSource(WorkSource[MixtureState]):
         self._bring_up_to_date(fields)
         self.run.states.check_fields(fields)
 
-    def _bring_up_to_date(self, fields: list[Any]) -> None:
+    def _bring_up_to_date(self, fields: list[object]) -> None:
         """Puts what a state's fields are now in the place of those from before a change."""
 
     def _of_now(self, state: MixtureState) -> MixtureState:
@@ -260,7 +260,7 @@ class MixtureSource(WorkSource[MixtureState]):
         return super().sample_id_at(index)
 
     def sample_ids_at(
-        self, indices: Any, *, epoch: int = 0, read_config: MixtureReadConfig | None = None
+        self, indices: object, *, epoch: int = 0, read_config: MixtureReadConfig | None = None
     ) -> np.ndarray:
         """Returns the samples at any places of the one-lane run, in the order asked for.
 

@@ -38,7 +38,7 @@ class ChunkCounter:
         eras: Eras,
         names: tuple[str, ...],
         target_at: Callable[[Position], Mapping[str, float]],
-        costs: Sequence[Any] | None,
+        costs: Sequence[object] | None,
         bound: tuple[float, float] | None,
     ):
         self._eras, self._names, self._target_at = eras, names, target_at

@@ -57,7 +57,7 @@ class ConfiguredMixture(MixtureSource):
         if not self.requires_token_priming:
             self._run = MixtureRun(datasets, self._settings, self._counts, self.token_estimation)
 
-    def _decoded(self) -> tuple[Sequence[Any], Sequence[bool], list[int | str], int]:
+    def _decoded(self) -> tuple[Sequence[object], Sequence[bool], list[int | str], int]:
         """What says whether reading this order decodes records more than once."""
         settings = self._settings
         pairs = zip(settings.shuffle_block_size, self._counts, strict=True)
@@ -87,7 +87,7 @@ class ConfiguredMixture(MixtureSource):
             self._earlier = made
         return self._earlier
 
-    def _bring_up_to_date(self, fields: list[Any]) -> None:
+    def _bring_up_to_date(self, fields: list[object]) -> None:
         if not self._arguments.changes:
             return
         config = field_words(fields, "config")

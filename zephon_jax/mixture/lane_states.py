@@ -38,7 +38,7 @@ def field_words(fields: list[Any], name: str) -> np.ndarray:
     return np.frombuffer(raw if whole else b"", dtype="<u4")
 
 
-def _ratio_words(fields: list[Any]) -> np.ndarray:
+def _ratio_words(fields: list[object]) -> np.ndarray:
     """The encoded ratios of a state, uint32 (n, 2); none where half of one is missing."""
     words = field_words(fields, "ratios")
     return words[: 0 if words.size % 2 else None].reshape(-1, 2)
@@ -198,7 +198,7 @@ class LaneStates:
             )
         return position
 
-    def check_fields(self, fields: list[Any]) -> None:
+    def check_fields(self, fields: list[object]) -> None:
         """Checks the settings that an encoded state belongs to, before anything is decoded.
 
         Raises:

@@ -165,7 +165,7 @@ class RandomAccess:
         self._decoded: tuple[_Decoded, ...] = ()
         self._asked: Any = None
 
-    def _checked_indices(self, indices: Any) -> np.ndarray:
+    def _checked_indices(self, indices: object) -> np.ndarray:
         array = np.asarray(indices)
         if array.size == 0:
             return np.zeros(0, dtype=np.int64)
@@ -192,7 +192,7 @@ class RandomAccess:
             )
         return array
 
-    def sample_ids(self, indices: Any, epoch: int, config: MixtureReadConfig) -> np.ndarray:
+    def sample_ids(self, indices: object, epoch: int, config: MixtureReadConfig) -> np.ndarray:
         """Returns the samples at places of the run: int64 (n, 3), in the order asked for.
 
         Args:

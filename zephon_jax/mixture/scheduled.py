@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
@@ -139,7 +138,7 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
         at: int | MixtureState | Sequence[MixtureState],
         *,
         datasets: Sequence[MixtureDataset] = (),
-        **settings: Any,
+        **settings: object,
     ) -> ScheduledMixtureWorkSource:
         """A source that equals this one before a chunk, and goes on from there by other weights.
 
@@ -178,7 +177,7 @@ def changed(
     mixture: Mapping[str, Weight],
     at: int | MixtureState | Sequence[MixtureState],
     datasets: Sequence[MixtureDataset],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, object],
 ) -> ScheduledMixtureWorkSource:
     """`ScheduledMixtureWorkSource.with_mixture` of any mixture."""
     first = boundary_of(at)

@@ -116,7 +116,7 @@ class MixtureSettings:
 
 
 def _per_dataset(
-    value: object, argument: str, names: Sequence[str], check: Callable[[Any, str], T]
+    value: object, argument: str, names: Sequence[str], check: Callable[[object, str], T]
 ) -> tuple[T, ...]:
     """One checked value for each dataset, from one for all or a mapping that names every one."""
     if not isinstance(value, Mapping):
@@ -132,13 +132,13 @@ def _per_dataset(
     return tuple(check(given[name], f"{argument}[{name!r}]") for name in names)
 
 
-def _bool(value: Any, argument: str) -> bool:
+def _bool(value: object, argument: str) -> bool:
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{argument} must be True or False; got {short(value)}.")
     return bool(value)
 
 
-def _block(value: Any, argument: str) -> int | str | None:
+def _block(value: object, argument: str) -> int | str | None:
     if value is None:
         return None
     if isinstance(value, str):
@@ -151,17 +151,17 @@ def _block(value: Any, argument: str) -> int | str | None:
     return as_int(value, argument, 1, MAX_COUNT)
 
 
-def _choice(value: Any, argument: str, allowed: Sequence[str]) -> str:
+def _choice(value: object, argument: str, allowed: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{argument} must be one of {tuple(allowed)}; got {short(value)}.")
     return value
 
 
-def _policy(value: Any, argument: str) -> str:
+def _policy(value: object, argument: str) -> str:
     return _choice(value, argument, POLICIES)
 
 
-def _repeats(value: Any, argument: str) -> int | None:
+def _repeats(value: object, argument: str) -> int | None:
     return None if value is None else as_int(value, argument, 0, MAX_COUNT)
 
 
@@ -264,7 +264,7 @@ def _check_schedulable(allocation: str, token_estimation: object) -> None:
     )
 
 
-def _allocation(value: Any, token_estimation: Any) -> str:
+def _allocation(value: object, token_estimation: object) -> str:
     """A mixture in tokens is always allocated by virtual time."""
     allocation = _choice(value, "allocation", ALLOCATIONS)
     if token_estimation is None:

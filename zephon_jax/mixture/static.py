@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
@@ -113,7 +112,7 @@ class StaticMixtureWorkSource(ConfiguredMixture):
         at: int | MixtureState | Sequence[MixtureState],
         *,
         datasets: Sequence[MixtureDataset] = (),
-        **settings: Any,
+        **settings: object,
     ) -> ScheduledMixtureWorkSource:
         """A source that equals this one before a chunk, and goes on from there by other weights.
 

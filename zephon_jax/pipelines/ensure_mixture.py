@@ -84,7 +84,7 @@ class EnsureMixtureIterDataset(grain.IterDataset):
     def __init__(
         self,
         dataset: grain.IterDataset,
-        target_mixture: Mapping[str, Any],
+        target_mixture: Mapping[str, object],
         *,
         component_ids: Mapping[str, int],
         weigh: str | Callable[[Any], Any] | None = None,
@@ -263,7 +263,7 @@ class _Iterator(grain.DatasetIterator):
         _compat.replace_parent(self, iter(self._dataset.records))
         self._parents[0].set_state(state)
 
-    def _add(self, state: Any, record: Any) -> None:
+    def _add(self, state: object, record: Any) -> None:
         weighed = self._dataset.weighed
         parts, used_up = weighed.of(record), record.get(EXHAUSTED, ())
         for index in [weighed.index_of(id_, f"an id in {EXHAUSTED!r}") for id_ in used_up]:
@@ -274,7 +274,7 @@ class _Iterator(grain.DatasetIterator):
         if main is not None and not self._balance.active[main]:
             self._balance.enter(main)  # it was said to be used up
 
-    def _give_out(self, held: Held) -> Any:
+    def _give_out(self, held: Held) -> object:
         record, self._in_vain = held.record, 0
         self._balance.add(held.parts)
         self._held.take(held)
@@ -353,7 +353,7 @@ class _Iterator(grain.DatasetIterator):
             self._restore(before)  # a state that is refused changes nothing
             raise
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def _restore(self, state: dict[str, object]) -> None:
         self._reopen(state["parent"])
         self._forget()
         self._go_to(MixturePlace.of(state, self._dataset.rules))
@@ -365,7 +365,7 @@ class _Iterator(grain.DatasetIterator):
         self._used_up = list(place.used_up)
         self._num_dropped, self._in_vain = place.num_dropped, place.in_vain
 
-    def _replay(self, state: dict[str, Any]) -> None:
+    def _replay(self, state: dict[str, object]) -> None:
         """Takes the same elements again, and holds those that were held."""
         place = MixturePlace.of(state, self._dataset.rules)
         try:

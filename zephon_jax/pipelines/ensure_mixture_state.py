@@ -35,7 +35,7 @@ class MixturePlace(NamedTuple):
     num_dropped: int
     in_vain: int  # records dropped in a row
 
-    def to_json(self, rules: MixtureRules) -> dict[str, Any]:
+    def to_json(self, rules: MixtureRules) -> dict[str, object]:
         """The place as plain JSON, of constant shape."""
         gone = self.gone.to_bytes(-(-rules.max_replay // 8), "little")
         return {

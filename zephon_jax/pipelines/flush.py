@@ -166,5 +166,5 @@ class _LotIterator(grain.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         return self._iterator.get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, object]) -> None:
         self._iterator.set_state(state)

@@ -195,7 +195,7 @@ class LaneIterator(grain.DatasetIterator):
         assert self._windows is not None
         self._ahead = _submit(self._read, self._windows)
 
-    def _settle(self, window: _Window, records: list[Any]) -> tuple[list[int], list[Any]]:
+    def _settle(self, window: _Window, records: list[object]) -> tuple[list[int], list[object]]:
         """The places in a window that are delivered, and their records.
 
         A record that raises is delivered as what it raises.
@@ -249,7 +249,7 @@ class LaneIterator(grain.DatasetIterator):
         loaded = self._look_ahead()
         return None if loaded is None else self._block(loaded[0])
 
-    def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[Any]] | None:
+    def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[object]] | None:
         import jax
 
         self.has_read = True
@@ -260,7 +260,7 @@ class LaneIterator(grain.DatasetIterator):
             by_id = self._dataset.source.datasets_by_id
             return window, default_reader().read(by_id, window.sample_ids, marked=True)
 
-    def _make_windows(self, state: Any, slot: int) -> Iterator[_Window]:
+    def _make_windows(self, state: object, slot: int) -> Iterator[_Window]:
         reader, by_id = default_reader(), self._dataset.source.datasets_by_id
         _reading.add(self)
         windows = self._cut_windows(reader, state, slot)

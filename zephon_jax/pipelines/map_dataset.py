@@ -51,7 +51,7 @@ class _Ahead:
             self.following, self.size = index + 1, 1
         return False
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return _Ahead, ()
 
 
@@ -117,7 +117,7 @@ class MixtureMapDataset(grain.MapDataset):
             return self.slice(index)
         return self._getitems([index])[0]
 
-    def _next(self, index: int) -> dict[str, Any]:
+    def _next(self, index: int) -> dict[str, object]:
         """An element that was not read ahead; in a loop over indices it brings those after it."""
         ahead = self._ahead
         # Nobody waits for another thread: one that a fork left behind would never let go.
@@ -133,7 +133,7 @@ class MixtureMapDataset(grain.MapDataset):
                 ahead.lock.release()
         return self._getitems([index])[0]
 
-    def _read_ahead(self, index: int) -> dict[int, dict[str, Any]]:
+    def _read_ahead(self, index: int) -> dict[int, dict[str, object]]:
         """The next elements of a loop, as many as take little memory."""
         ahead = self._ahead
         stop = min(index + ahead.size, self._length)
@@ -143,7 +143,7 @@ class MixtureMapDataset(grain.MapDataset):
         ahead.following, ahead.num_read = index + num, num
         return dict(zip(range(index, index + num), self._read(ids[:num]), strict=True))
 
-    def _getitems(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def _getitems(self, indices: Sequence[int]) -> list[dict[str, object]]:
         """Elements at several indices, read together."""
         if not len(indices):
             return []
@@ -156,7 +156,7 @@ class MixtureMapDataset(grain.MapDataset):
             )
         return self._read(ids)
 
-    def _read(self, ids: np.ndarray) -> list[dict[str, Any]]:
+    def _read(self, ids: np.ndarray) -> list[dict[str, object]]:
         by_id = self._source.datasets_by_id
         records = default_reader().read(by_id, ids, marked=True)
         components = self._components

@@ -76,5 +76,5 @@ class _MarkIterator(grain.DatasetIterator):
     def get_state(self) -> dict[str, Any]:
         return self._parents[0].get_state()
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: dict[str, object]) -> None:
         self._parents[0].set_state(state)

@@ -158,7 +158,7 @@ class PackIterator(grain.DatasetIterator):
         )  # fmt: skip
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def _sample_ids(self, row: int) -> list[Any]:
+    def _sample_ids(self, row: int) -> list[object]:
         """The samples of a row of the window."""
         documents = {piece.document: None for piece in self._window.pieces if piece.row == row}
         ids = [self._waiting[document].sample_id for document in documents]
@@ -233,7 +233,7 @@ class PackIterator(grain.DatasetIterator):
         return f"PackIterator({self._settings.method}, {self._settings.layout})"
 
 
-def _read_document(document: Any, entry: str, number: int) -> _Document:
+def _read_document(document: object, entry: str, number: int) -> _Document:
     """Returns the tokens of a document, and its component or that of each token.
 
     What takes longer to check is checked for all documents of a window together.
@@ -259,7 +259,7 @@ def _read_document(document: Any, entry: str, number: int) -> _Document:
     return _Document(number, tokens, component, mask, document.get("sample_id"))
 
 
-def _mask_of(document: Mapping[str, Any], tokens: np.ndarray) -> np.ndarray:
+def _mask_of(document: Mapping[str, object], tokens: np.ndarray) -> np.ndarray:
     mask = np.asarray(document["loss_mask"])
     if (
         mask.shape != tokens.shape

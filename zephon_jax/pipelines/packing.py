@@ -160,6 +160,6 @@ def component_tokens(batch: Any, num_components: int) -> Array:
     return counts[1 : num_components + 1].astype(xp.int32)
 
 
-def _length_of(xp: Any, length: int) -> dict[str, int]:
+def _length_of(xp: object, length: int) -> dict[str, int]:
     """JAX wants to know how long the result is, and ignores ids past it; NumPy gives at least."""
     return {"minlength": length} if xp is np else {"minlength": length, "length": length}

@@ -46,7 +46,7 @@ class RecordWeights:
             raise ValueError(f"component_ids must differ from each other; got {component_ids}.")
         self.ids = tuple(ids)
 
-    def index_of(self, id_: Any, what: str) -> int:
+    def index_of(self, id_: object, what: str) -> int:
         """The index of a component by its id.
 
         Raises:
@@ -59,7 +59,7 @@ class RecordWeights:
             )
         return found
 
-    def of(self, record: Any) -> Weights:
+    def of(self, record: object) -> Weights:
         """What a record counts, by component index; nothing where it is empty."""
         if not isinstance(record, Mapping):
             raise ValueError(
@@ -73,7 +73,7 @@ class RecordWeights:
                 parts.append((index, weight))
         return parts
 
-    def _parts(self, record: Mapping[str, Any]) -> Mapping[Any, Any]:
+    def _parts(self, record: Mapping[str, object]) -> Mapping[object, object]:
         if self.weigh is None and "component_ids" in record:
             ids, counts = np.unique(np.asarray(record["component_ids"]), return_counts=True)
             counted = zip(ids.tolist(), counts.tolist(), strict=True)
@@ -84,7 +84,7 @@ class RecordWeights:
         return {_component(record): _tokens(record, self.weigh or TOKENS)}
 
 
-def _component(record: Mapping[str, Any]) -> int:
+def _component(record: Mapping[str, object]) -> int:
     if "component_id" not in record:
         raise ValueError(
             f"records must keep 'component_id' (or 'component_ids'); got {sorted(record)}."
@@ -92,7 +92,7 @@ def _component(record: Mapping[str, Any]) -> int:
     return as_int(record["component_id"], "the component of a record")
 
 
-def _tokens(record: Mapping[str, Any], name: str) -> int:
+def _tokens(record: Mapping[str, object], name: str) -> int:
     if name not in record:
         raise ValueError(
             f"weigh = {name!r} names the entry that holds a record's tokens or their number; got"

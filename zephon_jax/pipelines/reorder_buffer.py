@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any
 
 __all__ = ["Balance", "Held", "HeldRecords", "Weights"]
 
@@ -22,7 +21,7 @@ class Held:
 
     __slots__ = ("index", "main", "parts", "record", "state", "waits")
 
-    def __init__(self, index: int, state: Any, record: Any, parts: Weights, main: int | None):
+    def __init__(self, index: int, state: object, record: object, parts: Weights, main: int | None):
         self.index, self.state, self.record, self.parts = index, state, record, parts
         self.main = main  # the component that it waits for, if for any
         self.waits = True
@@ -75,7 +74,7 @@ class HeldRecords:
         """Whether any record waits for each component."""
         return [bool(self._lines.get(d)) for d in range(len(self._weights))]
 
-    def add(self, state: Any, record: Any, parts: Weights) -> Held:
+    def add(self, state: object, record: object, parts: Weights) -> Held:
         """Takes a record in; `state` is the place to read it from again."""
         main = self._main(parts)
         held = Held(self._first + len(self._since), state, record, parts, main)

@@ -47,7 +47,7 @@ class SkippedRecords:
         self._before = self.before(slot)
         self._slots = {name: [] for name in self._before}
 
-    def settle(self, dataset: Any, record: Unreadable, slot: int) -> list[Any]:
+    def settle(self, dataset: Any, record: Unreadable, slot: int) -> list[object]:
         """What is delivered in a slot whose record is bad: an error to raise, a record, or none."""
         if dataset.on_bad_record == "raise":
             return [record]
@@ -67,7 +67,7 @@ class SkippedRecords:
         return found
 
 
-def checked_counts(counts: Any) -> dict[str, int]:
+def checked_counts(counts: object) -> dict[str, int]:
     """Returns the counts in a state.
 
     Raises:

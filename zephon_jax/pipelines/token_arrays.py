@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,7 @@ __all__ = ["MOST_TOKEN", "join_tokens", "token_array"]
 MOST_TOKEN = (1 << 31) - 1  # rows are int32
 
 
-def token_array(ids: Any, what: str) -> np.ndarray:
+def token_array(ids: object, what: str) -> np.ndarray:
     """Returns token ids as an array; their range is checked by `join_tokens`.
 
     Args:

@@ -19,7 +19,7 @@ Encode = Callable[[list[Any]], Sequence[Any]]
 
 def tokenize(
     dataset: grain.IterDataset,
-    tokenizer: Any,
+    tokenizer: object,
     *,
     field: str | None = None,
     end_id: int | None = None,
@@ -102,7 +102,7 @@ def _decoded(texts: list[Any]) -> list[str]:
     return [text.decode() if isinstance(text, bytes) else text for text in texts]
 
 
-def _text(element: Any, field: str | None) -> Any:
+def _text(element: object, field: str | None) -> object:
     if not isinstance(element, Mapping) or "data" not in element:
         has = sorted(element) if isinstance(element, Mapping) else type(element).__name__
         raise ValueError(f"elements must be dicts with 'data', as a lane gives them; got {has}.")
@@ -115,6 +115,6 @@ def _text(element: Any, field: str | None) -> Any:
     return record[field]
 
 
-def _name(element: Any) -> str:
+def _name(element: object) -> str:
     sample = element.get("sample_id") if isinstance(element, Mapping) else None
     return "?" if sample is None else str(tuple(np.asarray(sample).tolist()))

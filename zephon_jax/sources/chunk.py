@@ -28,7 +28,7 @@ class SampleId(NamedTuple):
     sample_index: int  # place of the sample in the shard
 
 
-def _as_ids(name: str, ids: Any) -> np.ndarray:
+def _as_ids(name: str, ids: object) -> np.ndarray:
     try:
         array = np.asarray(ids)
     except ValueError as error:
@@ -84,7 +84,7 @@ class WorkChunk:
 
     def __init__(
         self,
-        components: Mapping[str, Any],
+        components: Mapping[str, object],
         seed: int | None = None,
         target_mixture: Mapping[str, float] | None = None,
         source_exhausted: Sequence[str] = (),

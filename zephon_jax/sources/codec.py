@@ -42,7 +42,7 @@ def _encoded_none(record: type) -> bytes | None:
     return given if isinstance(given, bytes) else None  # it may be the name of a field
 
 
-def _pack_leaf(value: Any, where: str) -> Any:
+def _pack_leaf(value: object, where: str) -> object:
     if value is None or isinstance(value, (bool, str, bytes)):
         return value
     if isinstance(value, int):
@@ -72,7 +72,7 @@ def _pack_leaf(value: Any, where: str) -> Any:
     )
 
 
-def _pack(value: Any) -> bytes:
+def _pack(value: object) -> bytes:
     packed = msgpack.packb(value)
     assert packed is not None
     return packed
@@ -164,7 +164,7 @@ def open_fields(data: Any) -> tuple[str, list[Any]]:
     return name, fields
 
 
-def _fit_array(raw: Any, like: np.ndarray, where: str) -> np.ndarray:
+def _fit_array(raw: object, like: np.ndarray, where: str) -> np.ndarray:
     if not isinstance(raw, bytes) or len(raw) != like.nbytes:
         got = len(raw) if isinstance(raw, bytes) else type(raw).__name__
         raise ValueError(
@@ -177,7 +177,7 @@ def _fit_array(raw: Any, like: np.ndarray, where: str) -> np.ndarray:
     return array
 
 
-def _fit(raw: Any, like: Any, where: str) -> Any:
+def _fit(raw: object, like: object, where: str) -> object:
     """Brings raw fields into the structure of a state that is known to be right."""
     if isinstance(like, (tuple, list, dict)):
         if not isinstance(raw, list) or len(raw) != len(like):

@@ -54,7 +54,7 @@ class _Live:
             mine.load_state_dict(json.loads(state.place))
         return mine
 
-    def put(self, state: StatefulState, mine: Any) -> None:
+    def put(self, state: StatefulState, mine: object) -> None:
         """Keeps an object that stands at a state."""
         self._standing[state.lane, state.num_lanes, state.place] = mine
         for key in list(self._standing)[:-_MOST_LIVE]:
@@ -168,7 +168,7 @@ class StatefulSource(WorkSource[StatefulState]):
         live.put(after, mine)
         return self._converted(given, state, said), after
 
-    def _converted(self, given: Any, state: StatefulState, said: Mapping[str, Any]) -> WorkChunk:
+    def _converted(self, given: Any, state: StatefulState, said: Mapping[str, object]) -> WorkChunk:
         lane, num_lanes = int(state.lane), int(state.num_lanes)
         if self._number is not None:
             g = as_int(self._number(said), "what chunk_index gives", 0)
@@ -192,14 +192,14 @@ class StatefulSource(WorkSource[StatefulState]):
         )
 
 
-def _as_lists(value: Any) -> Any:
+def _as_lists(value: object) -> object:
     """Plain JSON with tuples as the lists that they become."""
     if isinstance(value, Mapping):
         return {key: _as_lists(item) for key, item in value.items()}
     return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _check_names(datasets: Mapping[int, Any] | None, theirs: Any) -> None:
+def _check_names(datasets: Mapping[int, Any] | None, theirs: object) -> None:
     """Compares the datasets that were given with those of the object, where it has any."""
     if datasets is None or not isinstance(theirs, Mapping):
         return
@@ -218,7 +218,7 @@ def from_stateful(
     make_source: Callable[[], Any],
     *,
     datasets: Sequence[Any] | Mapping[int, Any] | None = None,
-    chunk_index: Callable[[Mapping[str, Any]], int] | None = None,
+    chunk_index: Callable[[Mapping[str, object]], int] | None = None,
 ) -> WorkSource[Any]:
     """Makes a source of an object with `next_chunk()`, `state_dict()` and `load_state_dict()`.
 

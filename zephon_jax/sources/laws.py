@@ -101,7 +101,7 @@ def _first(one: np.ndarray, other: np.ndarray) -> str:
     return f"{tuple(one[place].tolist())} and {tuple(other[place].tolist())} at place {place}"
 
 
-def _structure(value: Any, where: str = "state") -> list[tuple[str, str]]:
+def _structure(value: object, where: str = "state") -> list[tuple[str, str]]:
     """Where each leaf of a state is, and of which kind."""
     if isinstance(value, dict):
         keys = sorted(value)

@@ -87,7 +87,7 @@ class Part:
             )
         return chunk, Cursor(cursor.place + 1, after)
 
-    def _go(self, cursor: Cursor, wanted: int) -> tuple[WorkChunk | None, Cursor, Any]:
+    def _go(self, cursor: Cursor, wanted: int) -> tuple[WorkChunk | None, Cursor, object]:
         """The source's chunk with a number, the cursor before it, and the state after it."""
         if cursor.place > wanted:
             cursor = self.start()
@@ -112,7 +112,7 @@ class Part:
                 return chunk, cursor, after
             cursor = Cursor(cursor.place + 1, after)
 
-    def _drawn_at(self, wanted: int) -> tuple[WorkChunk | None, Cursor, Any]:
+    def _drawn_at(self, wanted: int) -> tuple[WorkChunk | None, Cursor, object]:
         state = self.source.seek(wanted)
         chunk, after = draw(self.source, state)
         return chunk, Cursor(wanted, state), after

@@ -92,7 +92,7 @@ class StatefulLane(Generic[State]):
         """The lane's place as plain JSON: lane, number of lanes and the encoded state."""
         return state_to_dict(self._state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Goes to a place that `state_dict` described. On an error nothing has changed.
 
         Raises:

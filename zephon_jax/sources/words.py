@@ -13,7 +13,7 @@ import numpy as np
 __all__ = ["from_words", "to_words"]
 
 
-def to_words(value: Any) -> np.ndarray:
+def to_words(value: object) -> np.ndarray:
     """Splits integers in [0, 2^63) into low and high words: uint32 (..., 2), read-only."""
     value = np.array(value, dtype="<i8")
     words = value.reshape(*value.shape, 1).view("<u4").astype(np.uint32, copy=False)

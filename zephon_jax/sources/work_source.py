@@ -127,7 +127,7 @@ class WorkSource(abc.ABC, Generic[State]):
         """True when the source has to measure its data before use."""
         return False
 
-    def prime(self, **settings: Any) -> WorkSource[State]:
+    def prime(self, **settings: object) -> WorkSource[State]:
         """Returns a source that has measured its data: itself, where there is nothing to measure.
 
         Args:

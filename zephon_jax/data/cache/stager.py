@@ -136,7 +136,7 @@ class Stager:
         make_ahead = functools.partial(make, ahead=True)
         return Entry(name, _UNPACKED_RATIO * file.size, False, make, make_ahead)
 
-    def _fetched(self, file: File, options: Mapping[str, Any] | None, name: str) -> Entry:
+    def _fetched(self, file: File, options: Mapping[str, object] | None, name: str) -> Entry:
         def make(target: str) -> None:
             fetch_file(file, options, target, self._pool.get())
 

@@ -101,7 +101,7 @@ class OpenShard(ABC):
 
     @abstractmethod
     def measure_bytes(
-        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+        self, indices: np.ndarray, records: Sequence[object], field: str | None
     ) -> tuple[np.ndarray, int]:
         """Bytes of records that were read, and of all records of the file in the same measure.
 

@@ -155,7 +155,7 @@ class JsonlShard(OpenShard):
             records += self._read_batch(indices[begin : begin + _BATCH])
         return records
 
-    def _read_batch(self, indices: np.ndarray) -> list[Any]:
+    def _read_batch(self, indices: np.ndarray) -> list[object]:
         lines, loads = self._lines(indices), self._loads
         records: list[Any] = []
         try:
@@ -217,7 +217,7 @@ class JsonlShard(OpenShard):
         return self._offsets[indices + 1] - self._offsets[indices]
 
     def measure_bytes(
-        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+        self, indices: np.ndarray, records: Sequence[object], field: str | None
     ) -> tuple[np.ndarray, int]:
         """Bytes of the lines, and of all of them."""
         del records, field

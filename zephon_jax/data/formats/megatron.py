@@ -166,7 +166,7 @@ class MegatronShard(OpenShard):
         return self._lengths[indices].astype(np.int64) * self._dtype.itemsize
 
     def measure_bytes(
-        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+        self, indices: np.ndarray, records: Sequence[object], field: str | None
     ) -> tuple[np.ndarray, int]:
         """Bytes of the sequences, and of the `.bin` file, which holds nothing else."""
         del records, field

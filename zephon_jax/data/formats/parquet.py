@@ -178,7 +178,7 @@ class ParquetShard(OpenShard):
         return self._row_bytes[np.searchsorted(self._bounds, indices, side="right") - 1]
 
     def measure_bytes(
-        self, indices: np.ndarray, records: Sequence[Any], field: str | None
+        self, indices: np.ndarray, records: Sequence[object], field: str | None
     ) -> tuple[np.ndarray, int]:
         """Bytes of a column's values, or of all columns', by the row groups that are touched."""
         del records
@@ -247,7 +247,7 @@ def _value_bytes(column: pa.ChunkedArray) -> np.ndarray:
     return sizes.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
 
 
-def _rows(table: pa.Table, places: np.ndarray) -> list[dict[str, Any]]:
+def _rows(table: pa.Table, places: np.ndarray) -> list[dict[str, object]]:
     first, last = int(places[0]), int(places[-1])
     if last - first == len(places) - 1 and np.all(np.diff(places) == 1):
         return table.slice(first, len(places)).to_pylist()

@@ -35,7 +35,7 @@ def decoded_bytes(group: pq.RowGroupMetaData) -> Counter[str]:
     return found
 
 
-def footer_facts(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+def footer_facts(path: str, metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, object]:
     """What an index keeps of a footer, as plain JSON.
 
     Returns:

@@ -136,7 +136,7 @@ def _look(
         return _Read(found, where, state), None
 
 
-def _check_alike(reports: Sequence[Mapping[str, Any]]) -> None:
+def _check_alike(reports: Sequence[Mapping[str, object]]) -> None:
     """Checks that all hosts want the same.
 
     Raises:

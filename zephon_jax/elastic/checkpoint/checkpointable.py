@@ -46,7 +46,7 @@ class Checkpointable(Protocol):
         """Goes to a state; on an error nothing has changed."""
         ...
 
-    def checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
+    def checked_state(self, state: Mapping[str, object]) -> dict[str, object]:
         """A state after all checks that need no pipeline."""
         ...
 

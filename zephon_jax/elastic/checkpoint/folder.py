@@ -125,7 +125,7 @@ def is_ours(fs: AbstractFileSystem, path: str) -> bool:
 
 
 def make_manifest(
-    fs: AbstractFileSystem, folder: str, state: Mapping[str, Any], lanes: Mapping[str, list[int]]
+    fs: AbstractFileSystem, folder: str, state: Mapping[str, object], lanes: Mapping[str, list[int]]
 ) -> bytes:
     """What makes a checkpoint of a folder, after a look at all files of lanes.
 

@@ -37,7 +37,7 @@ _SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in
 _SINCE_2 = ("pipeline", "pipeline_id", "end")
 
 
-def shared_fields(state: Mapping[str, Any]) -> dict[str, Any]:
+def shared_fields(state: Mapping[str, object]) -> dict[str, object]:
     """What a state has in common with those of other lanes.
 
     Raises:
@@ -47,7 +47,7 @@ def shared_fields(state: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **{name: state[name] for name in _SINCE_2 if name in state}}
 
 
-def _canonical(body: Any) -> str:
+def _canonical(body: object) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"))
 
 
@@ -56,7 +56,7 @@ def digest_of(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def wrap(kind: str, body: Mapping[str, Any]) -> bytes:
+def wrap(kind: str, body: Mapping[str, object]) -> bytes:
     """A file of a kind: a body in JSON behind its checksum."""
     text = _canonical({"format": kind, **body})
     return f'{{"checksum":"{digest_of(text)}","body":{text}}}\n'.encode()

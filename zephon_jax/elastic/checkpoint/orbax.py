@@ -8,7 +8,6 @@ elastic iterator saves and loads itself.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import orbax.checkpoint as ocp
 from etils import epath
@@ -38,14 +37,14 @@ class ElasticHandler(ocp.CheckpointHandler):
       1
     """
 
-    def save(self, directory: epath.Path, *args: Any, **kwargs: Any) -> None:
+    def save(self, directory: epath.Path, *args: object, **kwargs: object) -> None:
         """Writes this host's lanes."""
         iterator = _iterator_of(args, kwargs)
         state = iterator.get_state()
         for name, data in to_files(state, iterator.written_lanes).items():
             (directory / name).write_bytes(data)
 
-    def restore(self, directory: epath.Path, *args: Any, **kwargs: Any) -> Any:
+    def restore(self, directory: epath.Path, *args: object, **kwargs: object) -> object:
         """Puts the iterator where it was saved, on any number of hosts, and returns it."""
         iterator = _iterator_of(args, kwargs)
         iterator.set_state(from_files(lane_files(directory), iterator.owned_lanes))
@@ -56,7 +55,7 @@ class ElasticHandler(ocp.CheckpointHandler):
         from_files(lane_files(directory))
 
 
-def _iterator_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Checkpointable:
+def _iterator_of(args: tuple[object, ...], kwargs: dict[str, object]) -> Checkpointable:
     given = kwargs.get("args", args[0] if args else kwargs.get("item"))
     iterator = getattr(given, "item", given)
     return check_iterator(iterator)

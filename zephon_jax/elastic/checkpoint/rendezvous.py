@@ -70,7 +70,7 @@ class _Visit:
     def _key(self, kind: str, process: int, note: _Note) -> str:
         return f"{self._root}/{kind}/{process}/{note['id']}"
 
-    def _set(self, key: str, value: Any) -> None:
+    def _set(self, key: str, value: object) -> None:
         self._client.key_value_set(key, json.dumps(value), allow_overwrite=True)
 
     def _lay(self, note: _Note) -> None:

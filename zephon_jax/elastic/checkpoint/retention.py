@@ -82,7 +82,7 @@ def check_runs(
         )
 
 
-def _check_ours(fs: AbstractFileSystem, folder: str, names: Mapping[str, Any]) -> None:
+def _check_ours(fs: AbstractFileSystem, folder: str, names: Mapping[str, object]) -> None:
     if "manifest.json" in names and not is_ours(fs, f"{folder}/manifest.json"):
         raise ValueError(
             f"{folder}/manifest.json is not a manifest of a checkpoint, and saving would write over"

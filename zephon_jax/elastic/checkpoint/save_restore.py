@@ -50,11 +50,11 @@ def save_checkpoint(
     iterator: Checkpointable,
     step: int | None = None,
     *,
-    state: Mapping[str, Any] | None = None,
+    state: Mapping[str, object] | None = None,
     keep: int | None = None,
     timeout: float = 300.0,
     gather: Gather | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> str:
     """Saves where an elastic iterator stands. All hosts call it, with the same arguments.
 
@@ -138,7 +138,7 @@ def _write_part(
     root: str,
     iterator: Checkpointable,
     step: int | None,
-    snapshot: Mapping[str, Any] | None,
+    snapshot: Mapping[str, object] | None,
 ) -> HostPart:
     """Writes this host's file. What goes wrong is for all hosts to hear, and so is not raised."""
     lanes = sorted(iterator.written_lanes)
@@ -233,7 +233,7 @@ def restore_checkpoint(
     *,
     timeout: float = 300.0,
     gather: Gather | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> int:
     """Goes to where a checkpoint was taken, on any number of hosts. All hosts call it.
 
@@ -282,7 +282,7 @@ def read_checkpoint(
     directory: str | os.PathLike[str],
     step: int | None = None,
     *,
-    storage_options: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
     """Reads a checkpoint without an iterator, to look into it.
 
