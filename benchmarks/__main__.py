@@ -20,7 +20,7 @@ import time
 HERE = pathlib.Path(__file__).parent
 ALL = (
     "schedule", "lanes", "seek", "startup", "checkpoint", "end_to_end", "tokens", "elastic",
-    "reading", "workers", "pipeline", "traced",
+    "reading", "workers", "pipeline", "traced", "open_lanes",
 )  # fmt: skip
 COUNTED = ("calls", "instructions")
 

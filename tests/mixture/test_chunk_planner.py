@@ -73,7 +73,11 @@ def positions_of(source, lanes, planner, num_steps):
         for lane in lanes:
             plan = planner.next(at[lane], lane)
             at[lane] = plan.after
-            found[plan.position.chunk_index] = plan.ids
+            component = np.repeat(np.arange(plan.quotas.size), plan.quotas)
+            number = np.concatenate([np.arange(count) for count in plan.quotas])
+            ids = plan.finder.of_numbers(component, number)
+            assert plan.ids is None or np.array_equal(plan.ids, ids)
+            found[plan.position.chunk_index] = ids
     return found
 
 

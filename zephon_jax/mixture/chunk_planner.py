@@ -21,7 +21,7 @@ from zephon_jax.mixture.lane_chunks import Lane
 from zephon_jax.mixture.positions import Position
 from zephon_jax.mixture.sample_lookup import SampleLookup
 
-__all__ = ["TOGETHER", "ChunkPlan", "ChunkPlanner", "samples_of_chunks"]
+__all__ = ["TOGETHER", "ChunkPlan", "ChunkPlanner", "ChunkSamples", "samples_of_chunks"]
 
 # Measured with benchmarks/schedule.py and lanes.py: from here on time a chunk falls no further.
 TOGETHER = 1 << 16  # samples found at once
@@ -37,10 +37,29 @@ class ChunkPlan(NamedTuple):
 
     position: Position
     quotas: np.ndarray  # int32 (k,)
-    ids: np.ndarray  # int64 (n, 3), samples grouped by component
+    ids: np.ndarray | None  # int64 (n, 3), samples grouped by component; None to find them late
+    finder: ChunkSamples
     exhausted: np.ndarray  # bool (k,), components that give nothing from the chunk's end on
     upcoming: np.ndarray  # int32 (n, k), quotas of the lane's next chunks as far as they are known
     after: Position  # of the lane's next chunk, or the run's end where that comes first
+
+
+class ChunkSamples(NamedTuple):
+    """Finds the samples of one chunk."""
+
+    lookup: SampleLookup | GrownLookup
+    drawn: np.ndarray  # int64 (k,), samples drawn before the chunk
+
+    def of_ranges(self, component: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Consecutive samples of components, one range after the other: int64 (n, 3)."""
+        return self.lookup.of_ranges(
+            component, self.drawn[component] + first, count.astype(np.int64)
+        )
+
+    def of_numbers(self, component: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Samples in any order: int64 (n, 3)."""
+        component = component.astype(np.int64)
+        return self.lookup.of_draws(component, self.drawn[component] + number)
 
 
 class _Page(NamedTuple):
@@ -125,9 +144,14 @@ class ChunkPlanner:
             chunks.append(lane.chunk_from(chunks[-1] + 1))
         return self._steps.plain_rows(position.era, np.asarray(chunks))
 
+    def _finds_late(self) -> bool:
+        """True where whole chunks take long, or much memory with as many lanes as there are."""
+        share = self._max_words // max(1, len(self._pages))
+        return self._chunk_size > min(TOGETHER, share // 6)
+
     def _planned(self, page: _Page, row: int) -> ChunkPlan:
         ids = page.ids.pop(row, None)
-        if ids is None:
+        if ids is None and not self._finds_late():
             part = slice(row, min(row + page.together, len(page.quotas)))
             drawn = np.stack([one.drawn for one in page.positions[part]])
             ids, *ahead = samples_of_chunks(self._lookup, drawn, page.quotas[part])
@@ -136,6 +160,7 @@ class ChunkPlanner:
             position=page.positions[row],
             quotas=page.quotas[row],
             ids=ids,
+            finder=ChunkSamples(self._lookup, page.positions[row].drawn),
             exhausted=page.exhausted[row],
             upcoming=page.quotas[row + 1 : row + 1 + page.ahead],
             after=page.positions[row + 1],
@@ -156,7 +181,10 @@ class ChunkPlanner:
         return ChunkPlan(
             position=position,
             quotas=quotas.astype(np.int32),
-            ids=samples_of_chunks(self._lookup, position.drawn[None], quotas[None])[0],
+            ids=None
+            if self._finds_late()
+            else samples_of_chunks(self._lookup, position.drawn[None], quotas[None])[0],
+            finder=ChunkSamples(self._lookup, position.drawn),
             exhausted=self._steps.exhausted(end),
             upcoming=none,
             after=after,

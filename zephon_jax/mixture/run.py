@@ -135,6 +135,7 @@ class MixtureRun:
             names=names,
             counts=plan.quotas,
             ids=plan.ids,
+            finder=None if plan.ids is not None else plan.finder,
             seed=self._settings.seed,
             target=self.target_at(plan.position),
             source_exhausted=tuple(map(names.__getitem__, gone.nonzero()[0])) if gone.any() else (),

@@ -32,6 +32,9 @@ __all__ = ["LaneIterDataset", "LaneIterator"]
 _THREADS = 4  # for all iterators of a process together
 _CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
 _LEAST_WINDOW = 1 << 18  # bytes
+# Slots of a chunk that are looked at together where chunks are long or lanes are many: few at
+# first, so that a lane opens at once, then as many as cost no more a slot than the whole chunk.
+_FIRST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 16
 _WINDOWS_ADDED = 3  # windows looked ahead with each: the first batch does not wait for all of them
 _reading: weakref.WeakSet[LaneIterator] = weakref.WeakSet()  # iterators that hold windows
 
@@ -268,12 +271,20 @@ class LaneIterator(grain.DatasetIterator):
 
     def _cut_windows(self, reader: Reader, state: Any, slot: int) -> Iterator[_Window]:
         by_id = self._dataset.source.datasets_by_id
+        size = _FIRST_SLOTS
         for before, chunk, ordered in self._chunks_ahead(reader, state):
-            if slot < len(chunk):
-                component, ids = ordered
-                names = np.asarray([self._ids[name] for name in chunk.names], dtype=np.int32)
-                places = np.arange(slot, len(chunk), self._part.step)
-                ids, stamped = ids[places], names[component[places]]
+            names = np.asarray([self._ids[name] for name in chunk.names], dtype=np.int32)
+            while slot < len(chunk):
+                # What is looked at together decides what a lane costs before its first element.
+                together = size if ordered is None or len(chunk) > _MOST_SLOTS else len(chunk)
+                stop, size = min(len(chunk), slot + together), min(4 * size, _MOST_SLOTS)
+                places = np.arange(slot, stop, self._part.step)
+                if ordered is None:
+                    component, ids = chunk.window(slot, stop, self._dataset.read_config)
+                    component, ids = component[:: self._part.step], ids[:: self._part.step]
+                else:
+                    component, ids = (array[places] for array in ordered)
+                stamped = names[component]
                 # All lanes of the process keep to the setting together, each with the window it
                 # delivers and the one that is read ahead.
                 share = max(_LEAST_WINDOW, reader.window_bytes // (2 * len(_reading)))
@@ -294,7 +305,8 @@ class LaneIterator(grain.DatasetIterator):
                     chunk, after = draw(source, state)
                     more = chunk is not None
                     if chunk is not None:
-                        waiting.append((state, chunk, chunk.order(config)))
+                        late = chunk.by_window and not plan
+                        waiting.append((state, chunk, None if late else chunk.order(config)))
                         state = after
                 if plan:
                     shards = [_distinct_shards(ordered[1]) for _, _, ordered in waiting]

@@ -7,15 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
-from zephon_jax.sources.read_order import MixtureReadConfig, Reading, check_read_config, read_order
+from zephon_jax.kernels.lattice_windows import LatticeWindow, LatticeWindows
+from zephon_jax.sources.read_order import (
+    MixtureReadConfig,
+    Reading,
+    ReadingWindows,
+    WholeReading,
+    check_read_config,
+    read_order,
+)
 
-__all__ = ["MixtureReadConfig", "SampleId", "WorkChunk"]
+__all__ = ["MixtureReadConfig", "SampleFinder", "SampleId", "WorkChunk"]
+
+_NO_SLOTS, _NO_IDS = np.zeros(0, dtype=np.int32), np.zeros((0, 3), dtype=np.int64)
+for _array in (_NO_SLOTS, _NO_IDS):
+    _array.setflags(write=False)
+
+
+class SampleFinder(Protocol):
+    """Finds samples of a chunk by component and number among the component's in the chunk."""
+
+    def of_ranges(self, component: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Consecutive samples of components, one range after the other: int64 (n, 3)."""
+        ...
+
+    def of_numbers(self, component: np.ndarray, number: np.ndarray) -> np.ndarray:
+        """Samples in any order: int64 (n, 3)."""
+        ...
 
 
 class SampleId(NamedTuple):
@@ -75,8 +99,8 @@ class WorkChunk:
     __module__ = "zephon_jax"
 
     __slots__ = (
-        "_ids", "_kept", "_names", "_target", "_upcoming", "_whole", "chunk_index", "counts",
-        "num_lanes", "seed", "slot", "source_exhausted",
+        "_finder", "_ids", "_kept", "_names", "_opened", "_target", "_upcoming", "_whole",
+        "chunk_index", "counts", "num_lanes", "seed", "slot", "source_exhausted",
     )  # fmt: skip
 
     counts: np.ndarray
@@ -123,7 +147,7 @@ class WorkChunk:
         *,
         names: tuple[str, ...],
         counts: np.ndarray,
-        ids: np.ndarray,
+        ids: np.ndarray | None,
         seed: int | None,
         target: dict[str, float] | None,
         source_exhausted: tuple[str, ...],
@@ -132,10 +156,13 @@ class WorkChunk:
         num_lanes: int,
         whole: int | None = None,
         upcoming: np.ndarray | None = None,
+        finder: SampleFinder | None = None,
     ) -> None:
-        ids.setflags(write=False)
+        if ids is not None:
+            ids.setflags(write=False)
         counts.setflags(write=False)
-        self._names, self.counts, self._ids = names, counts, ids
+        self._names, self.counts, self._ids, self._finder = names, counts, ids, finder
+        self._opened: dict[MixtureReadConfig, ReadingWindows] = {}
         self._target, self._whole, self._upcoming = target, whole, upcoming
         self._kept: dict[MixtureReadConfig, tuple[np.ndarray, np.ndarray]] = {}
         self.seed, self.source_exhausted = seed, source_exhausted
@@ -151,7 +178,8 @@ class WorkChunk:
     def __getstate__(self) -> dict[str, Any]:
         # What only saves time (orders kept, counts of chunks to come) stays behind.
         return {
-            "names": self._names, "counts": self.counts, "ids": self._ids, "seed": self.seed,
+            "names": self._names, "counts": self.counts, "ids": self._all_ids(),
+            "seed": self.seed,
             "target": self._target,
             "source_exhausted": self.source_exhausted, "chunk_index": self.chunk_index,
             "slot": self.slot, "num_lanes": self.num_lanes, "whole": self._whole,
@@ -160,8 +188,18 @@ class WorkChunk:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._fill(**state)
 
+    def _all_ids(self) -> np.ndarray:
+        """The samples grouped by component, int64 (n, 3); they are found when they are needed."""
+        if self._ids is None:
+            assert self._finder is not None
+            (place,) = self.counts.nonzero()
+            ids = self._finder.of_ranges(place, np.zeros_like(place), self.counts[place])
+            ids.setflags(write=False)
+            self._ids = ids
+        return self._ids
+
     def __len__(self) -> int:
-        return len(self._ids)
+        return int(self.counts.sum())
 
     def __repr__(self) -> str:
         shown = {n: int(c) for n, c in zip(self._names[:8], self.counts, strict=False)}
@@ -182,11 +220,12 @@ class WorkChunk:
     @property
     def components(self) -> Mapping[str, np.ndarray]:
         """Sample ids by component, int64 (n, 3) each, read-only, in component order."""
-        if self._ids.base is not None:  # who keeps a part must not keep the chunks found with it
-            ids = self._ids.copy()
+        ids = self._all_ids()
+        if ids.base is not None:  # who keeps a part must not keep the chunks found with it
+            ids = ids.copy()
             ids.setflags(write=False)
             self._ids = ids
-        ends, ids = np.cumsum(self.counts), self._ids
+        ends = np.cumsum(self.counts)
         parts = zip(self._names, (ends - self.counts).tolist(), ends.tolist(), strict=True)
         return MappingProxyType({name: ids[begin:end] for name, begin, end in parts})
 
@@ -219,12 +258,66 @@ class WorkChunk:
         if config in self._kept:
             return self._kept[config]
         reading = self._reading(config)
-        result = reading.component, self._ids.take(reading.grouped, axis=0)
+        result = reading.component, self._all_ids().take(reading.grouped, axis=0)
         if config.precompute:
             for array in result:
                 array.setflags(write=False)
             self._kept[config] = result
         return result
+
+    @property
+    def by_window(self) -> bool:
+        """True where nothing is known yet but counts: `window` takes less than `order` then."""
+        return self._ids is None
+
+    def window(
+        self, start: int, stop: int, config: MixtureReadConfig | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Puts a part of the samples in reading order: slots start to stop of `order`.
+
+        By "lattice" it takes as long as the part, whatever the chunk; other modes, and
+        `shuffle_within_component`, work out the components of all slots once. Samples are found for
+        the part alone.
+
+        Args:
+          start: The first slot, 0 <= start.
+          stop: The one after the last, start <= stop <= len(chunk).
+          config: How to read; smooth weighted round robin by default.
+
+        Returns:
+          Component indices, int32 (stop - start,), and sample ids, int64 (stop - start, 3).
+
+        Raises:
+          TypeError, ValueError: If the slots are not in the chunk, or the mode needs a seed and
+            there is none.
+
+        Example:
+          >>> chunk = WorkChunk({"web": [(0, 0, 0), (0, 0, 1), (0, 0, 2)], "toy": [(1, 0, 0)]})
+          >>> component, sample_ids = chunk.window(1, 3)
+          >>> component.tolist(), sample_ids.tolist()
+          ([1, 0], [[1, 0, 0], [0, 0, 1]])
+        """
+        stop = as_int(stop, "stop", 0, len(self))
+        start = as_int(start, "start", 0, stop)
+        config = check_read_config(config)
+        finder = self._finder
+        if config in self._kept or finder is None or start == stop:
+            component, ids = self.order(config) if start < stop else (_NO_SLOTS, _NO_IDS)
+            return component[start:stop], ids[start:stop]
+        if config not in self._opened:
+            self._opened[config] = self._windows(config)
+        found = self._opened[config].window(start, stop)
+        if isinstance(found, LatticeWindow):
+            (place,) = found.counts.nonzero()
+            ids = finder.of_ranges(place, found.first[place], found.counts[place])
+            begins = np.cumsum(found.counts) - found.counts - found.first
+            return found.component, ids.take(found.number + begins[found.component], axis=0)
+        return found.component, finder.of_numbers(found.component, found.number)
+
+    def _windows(self, config: MixtureReadConfig) -> ReadingWindows:
+        if config.mode == "lattice" and not config.shuffle_within_component:
+            return LatticeWindows(self.counts, self.slot, self.num_lanes)
+        return WholeReading(self._reading(config), self.counts)
 
     def _reading(self, config: MixtureReadConfig) -> Reading:
         chunk_index = self.chunk_index or 0

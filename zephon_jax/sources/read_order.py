@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,9 +21,19 @@ from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax._text import short
 from zephon_jax.kernels import backend, lattice
 from zephon_jax.kernels.keys import make_key
+from zephon_jax.kernels.lattice_windows import LatticeWindow
 from zephon_jax.kernels.permutation import permute
 
-__all__ = ["MODES", "MixtureReadConfig", "Reading", "check_read_config", "read_order"]
+__all__ = [
+    "MODES",
+    "MixtureReadConfig",
+    "Reading",
+    "ReadingWindow",
+    "ReadingWindows",
+    "WholeReading",
+    "check_read_config",
+    "read_order",
+]
 
 MODES = ("smooth_weighted_round_robin", "weighted_random", "lattice")
 _MODES_ELSEWHERE = {"weighted_round_robin": "smooth_weighted_round_robin"}  # Zephon's name
@@ -79,6 +89,38 @@ class Reading(NamedTuple):
 
     component: np.ndarray  # int32 (C,), the component of each slot
     grouped: np.ndarray  # int64 (C,), where its sample lies among the chunk's grouped samples
+
+
+class ReadingWindow(NamedTuple):
+    """Some consecutive slots of a chunk in reading order."""
+
+    component: np.ndarray  # int32 (n,), the component of each slot
+    number: np.ndarray  # int64 (n,), which of its component's samples in the chunk it takes
+
+
+class ReadingWindows(Protocol):
+    """A chunk's reading order, of which parts are asked for."""
+
+    def window(self, start: int, stop: int) -> ReadingWindow | LatticeWindow:
+        """Slots start to stop."""
+        ...
+
+
+class WholeReading:
+    """Parts of an order that is known as a whole.
+
+    Args:
+      reading: The order.
+      counts: int32 (k,), samples of each component.
+    """
+
+    def __init__(self, reading: Reading, counts: np.ndarray):
+        self._reading, self._begins = reading, np.cumsum(counts) - counts
+
+    def window(self, start: int, stop: int) -> ReadingWindow:
+        """Slots start to stop."""
+        component = self._reading.component[start:stop]
+        return ReadingWindow(component, self._reading.grouped[start:stop] - self._begins[component])
 
 
 # Round robin readings by counts, in narrow words.
