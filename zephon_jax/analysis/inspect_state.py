@@ -216,6 +216,7 @@ def _lane(saved: SavedState) -> LaneState | str:
     words = {
         name: np.frombuffer(raw, dtype="<u4")
         for name, raw in zip(MixtureState._fields, fields, strict=True)
+        if isinstance(raw, bytes)
     }
     drawn = from_words(words["drawn"].reshape(-1, 2))
     lane, num_lanes = int(words["lane"][0]), int(words["num_lanes"][0])

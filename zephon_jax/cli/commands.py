@@ -24,6 +24,7 @@ from zephon_jax.cli.data_commands import check, describe, facts_of, index
 from zephon_jax.cli.output import answer, as_json_option, bar, careful
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
 from zephon_jax.cli.show_batch import show
+from zephon_jax.data.read_samples import datasets_of
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
 from zephon_jax.mixture.config_schema import TEMPLATE, schema
 from zephon_jax.mixture.configured import ConfiguredMixture
@@ -302,6 +303,6 @@ def config_(file: str | None, as_json: bool) -> None:
     source = read_config_file(file).source()
     facts = {
         "source": repr(source),
-        "datasets": [facts_of(dataset) for dataset in source.datasets_by_id.values()],
+        "datasets": [facts_of(dataset) for dataset in datasets_of(source).values()],
     }
     answer(as_json, f"{file} is right: {source!r}", facts)

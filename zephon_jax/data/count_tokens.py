@@ -16,7 +16,7 @@ MAX_TOKENS = 1 << 40  # of one record
 
 
 def count_records(
-    tokenizer: Callable[[Any], Any],
+    tokenizer: Callable[[Any], object],
     field: str | None,
     dataset: Dataset,
     sample_ids: np.ndarray,

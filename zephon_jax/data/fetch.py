@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from zephon_jax._process import DaemonThreads
 from zephon_jax.data.files import File, file_system, stat_file
@@ -69,7 +69,7 @@ def range_reader(url: str, storage_options: Mapping[str, object] | None) -> Fetc
     fs, path = file_system(url, storage_options)
 
     def read(start: int, stop: int) -> bytes:
-        data = with_retries(lambda: fs.cat_file(path, start=start, end=stop))
+        data = with_retries(lambda: cast("bytes", fs.cat_file(path, start=start, end=stop)))
         # Servers that know no ranges send everything.
         return data[start:stop] if len(data) > stop - start else data
 

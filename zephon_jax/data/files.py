@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
@@ -109,9 +109,11 @@ def local_stamp(path: str) -> tuple[int, str]:
     return status.st_size, repr(status.st_mtime)
 
 
-def file_system(url: str, storage_options: Mapping[str, Any] | None) -> tuple[Any, str]:
+def file_system(
+    url: str, storage_options: Mapping[str, object] | None
+) -> tuple[AbstractFileSystem, str]:
     """Returns the fsspec file system of a path or URL, and the path inside it."""
-    options = dict(storage_options or {})
+    options: dict[str, Any] = dict(storage_options or {})
     local = local_path(url)
     if local is not None:
         return fsspec.filesystem("file", **options), local
@@ -136,13 +138,15 @@ def is_chain(url: str) -> bool:
     )
 
 
-def read_head(path: str, storage_options: Mapping[str, Any] | None, num_bytes: int = 64) -> bytes:
+def read_head(
+    path: str, storage_options: Mapping[str, object] | None, num_bytes: int = 64
+) -> bytes:
     """Returns the first bytes of a file."""
     fs, inner = file_system(path, storage_options)
-    return fs.cat_file(inner, start=0, end=num_bytes)[:num_bytes]
+    return cast("bytes", fs.cat_file(inner, start=0, end=num_bytes))[:num_bytes]
 
 
-def stat_file(path: str, storage_options: Mapping[str, Any] | None = None) -> File:
+def stat_file(path: str, storage_options: Mapping[str, object] | None = None) -> File:
     """Asks a file system what a file is now, past its listing cache."""
     local = local_path(path)
     if local is not None:
@@ -258,7 +262,7 @@ def _local_file(path: str) -> File:
     return File(path, status.st_size, repr(status.st_mtime))
 
 
-def _list_remote(path: str, options: Mapping[str, Any] | None) -> tuple[list[File], set[str]]:
+def _list_remote(path: str, options: Mapping[str, object] | None) -> tuple[list[File], set[str]]:
     """Lists what a URL names, and which of it lies in a folder."""
     fs, root = file_system(path, options)
     try:
@@ -287,19 +291,24 @@ def _list_remote(path: str, options: Mapping[str, Any] | None) -> tuple[list[Fil
     return list(files.values()), inside
 
 
-def _match(fs: Any, pattern: str) -> list[Any]:
+def _match(fs: AbstractFileSystem, pattern: str) -> list[Mapping[str, Any]]:
     """What a glob matches; as in a shell, a hidden file only where the pattern says its dot."""
     dot = pattern.rsplit("/", 1)[-1].startswith(".")
-    found = fs.glob(pattern, detail=True).values()
-    return [info for info in found if dot or not info["name"].rsplit("/", 1)[-1].startswith(".")]
+    found = cast("Mapping[str, Mapping[str, Any]]", fs.glob(pattern, detail=True))
+    return [
+        info
+        for info in found.values()
+        if dot or not info["name"].rsplit("/", 1)[-1].startswith(".")
+    ]
 
 
-def _find(fs: Any, root: str) -> list[Any]:
+def _find(fs: AbstractFileSystem, root: str) -> list[Mapping[str, Any]]:
     """The files of a remote folder that are not hidden."""
     plain = (AbstractFileSystem.find, AsyncFileSystem._find)
     # These two leave out what they cannot list, unless they are told otherwise.
     lenient = getattr(type(fs), "_find", type(fs).find) in plain
-    found = fs.find(root, detail=True, **({"on_error": "raise"} if lenient else {}))
+    options: dict[str, Any] = {"on_error": "raise"} if lenient else {}
+    found = cast("Mapping[str, Mapping[str, Any]]", fs.find(root, detail=True, **options))
     return [info for name, info in found.items() if not _is_hidden(name, root)]
 
 
@@ -308,7 +317,9 @@ def _is_hidden(name: str, root: str) -> bool:
     return any(part.startswith((".", "_")) for part in inner.split("/") if part)
 
 
-def _as_files(fs: Any, infos: Iterable[Mapping[str, Any]], outer: str = "") -> list[File]:
+def _as_files(
+    fs: AbstractFileSystem, infos: Iterable[Mapping[str, Any]], outer: str = ""
+) -> list[File]:
     files = []
     for info in infos:
         if info["type"] == "directory":

@@ -184,7 +184,7 @@ def _sample(
     dataset: Dataset,
     dataset_id: int,
     places: np.ndarray,
-    tokenizer: Callable[[Any], Any],
+    tokenizer: Callable[[Any], object],
     field: str | None,
 ) -> _Sampled:
     shard_id = int(places[0, 0])
@@ -246,7 +246,7 @@ def _standard_error(dataset: Dataset, found: Sequence[_Sampled], ratio: float) -
 
 def count_shard_tokens(
     datasets: Sequence[Dataset],
-    tokenizer: Callable[[Any], Any] | str,
+    tokenizer: Callable[[Any], object] | str,
     *,
     field: str | None = None,
     progress: bool = True,

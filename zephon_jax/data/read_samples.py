@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,14 +12,14 @@ from zephon_jax._text import short
 from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.reader import default_reader
 
-__all__ = ["HasDatasets", "read"]
+__all__ = ["HasDatasets", "datasets_of", "read"]
 
 
 class HasDatasets(Protocol):
     """What draws from datasets and knows them by id, as every source does."""
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Dataset]:
+    def datasets_by_id(self) -> Mapping[int, object]:
         """Dataset of each dataset id."""
         ...
 
@@ -59,6 +59,11 @@ def read(
       ['c', 'a']
     """
     return default_reader().read(_by_id(source), _checked_ids(sample_ids))
+
+
+def datasets_of(source: HasDatasets) -> Mapping[int, Dataset]:
+    """The datasets of a source whose records are read: those of any other kind cannot be."""
+    return cast("Mapping[int, Dataset]", source.datasets_by_id)
 
 
 def _by_id(source: object) -> Mapping[int, Dataset]:

@@ -261,7 +261,7 @@ class Reader:
 
     def read_good(
         self, datasets_by_id: Mapping[int, Dataset], sample_ids: np.ndarray
-    ) -> tuple[np.ndarray, list[Any]]:
+    ) -> tuple[np.ndarray, list[object]]:
         """Reads what can be read, as the datasets say: the ids that are left, and their records.
 
         Args and Raises are those of `read`; bad records of datasets that leave them out do not

@@ -115,7 +115,7 @@ class SourceShards(ShardStore):
     source: RandomAccess
     location: str | None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # A worker process maps the same file; the array's content may be huge.
         mapping = mapping_of(self.source)
         return vars(self) if mapping is None else {**vars(self), "source": mapping}
@@ -129,7 +129,7 @@ class SourceShards(ShardStore):
         """Nobody knows the bytes of a source in memory: each sample counts as one."""
         return shard_counts
 
-    def read(self, places: list[int], num_samples: int) -> Sequence[Any]:
+    def read(self, places: list[int], num_samples: int) -> Sequence[object]:
         """Returns the records at some places of the source.
 
         Args:

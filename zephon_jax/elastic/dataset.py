@@ -15,7 +15,7 @@ from zephon_jax import _compat
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
 from zephon_jax.elastic.iterator import ElasticIterator, HostPlan
-from zephon_jax.elastic.lane_rows import LaneError, LanePlan, lane_dataset
+from zephon_jax.elastic.lane_rows import LaneError, LanePlan, Pipeline, lane_dataset
 from zephon_jax.elastic.relane import RelanedSource, boundary_of
 from zephon_jax.elastic.row_samples import RowSamples, sample_ids_at
 from zephon_jax.elastic.row_sharding import row_sharding
@@ -95,7 +95,7 @@ class ElasticIterDataset(grain.IterDataset):
         self,
         source: WorkSource,
         num_lanes: int,
-        pipeline: Callable[[Any], Any],
+        pipeline: Pipeline,
         *,
         process_index: int,
         process_count: int,
@@ -132,7 +132,7 @@ class ElasticIterDataset(grain.IterDataset):
 
     @classmethod
     def for_sharding(
-        cls, source: WorkSource, num_lanes: int, pipeline: Callable[[Any], Any],
+        cls, source: WorkSource, num_lanes: int, pipeline: Pipeline,
         sharding: NamedSharding, **settings: Any,
     ) -> ElasticIterDataset:  # fmt: skip
         """Takes the owned lanes from the sharding of a global batch, whatever its mesh.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import grain
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = [
     "LaneError",
     "LanePlan",
     "LaneRows",
+    "Pipeline",
     "RowBlock",
     "first_row",
     "join_blocks",
@@ -30,6 +31,8 @@ __all__ = [
     "take_block",
 ]
 
+# What runs in each lane: it takes the lane's dataset and returns what rows are taken from.
+Pipeline: TypeAlias = Callable[[grain.IterDataset], grain.IterDataset]
 
 _END = object()
 
@@ -67,7 +70,7 @@ class LanePlan(NamedTuple):
 
     source: WorkSource
     num_lanes: int
-    pipeline: Callable[[Any], Any]
+    pipeline: Pipeline
     read_config: MixtureReadConfig
     seed: int
     batched: bool | None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -17,10 +16,10 @@ from zephon_jax.mixture.locate import Dealing, places_of, times_drawn
 from zephon_jax.mixture.run import MixtureRun
 from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.mixture.state import MixtureState
-from zephon_jax.sources.checks import check_lane
+from zephon_jax.sources.checks import ShardedDataset, check_lane
 from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
-from zephon_jax.sources.codec import decode, encode_state
+from zephon_jax.sources.codec import Plain, decode, encode_state
 from zephon_jax.sources.find_sample import Place
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.words import from_words
@@ -38,7 +37,7 @@ class MixtureSource(WorkSource[MixtureState]):
 
     _settings: MixtureSettings
     _counts: list[np.ndarray]
-    _by_id: Mapping[int, Any]
+    _by_id: Mapping[int, ShardedDataset]
     _ids: Mapping[str, int]
 
     @property
@@ -51,7 +50,7 @@ class MixtureSource(WorkSource[MixtureState]):
         return self._ids
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Any]:
+    def datasets_by_id(self) -> Mapping[int, ShardedDataset]:
         """The datasets by id, in the order of the list."""
         return self._by_id
 
@@ -123,7 +122,7 @@ class MixtureSource(WorkSource[MixtureState]):
         """A digest of each thing that fixes the order, by its name."""
         return named_digests(self.run.config)
 
-    def times_read(self, sample_id: Any, up_to_chunk: int) -> int:
+    def times_read(self, sample_id: Sequence[int], up_to_chunk: int) -> int:
         """How often the chunks before one hold a sample."""
         found = self._wanted(sample_id, 1, up_to_chunk)[0]
         drawn = int(self.drawn_before(up_to_chunk)[found.dataset_id])
@@ -191,7 +190,7 @@ class MixtureSource(WorkSource[MixtureState]):
         check_lane(int(state.lane), int(state.num_lanes))
         states.check(state)
 
-    def check_encoded(self, fields: list[Any]) -> None:
+    def check_encoded(self, fields: list[Plain]) -> None:
         """Says which settings differ, where the structure of the state would not tell.
 
         The fields of a state from before a change of this source are brought up to date.
@@ -202,7 +201,7 @@ class MixtureSource(WorkSource[MixtureState]):
         self._bring_up_to_date(fields)
         self.run.states.check_fields(fields)
 
-    def _bring_up_to_date(self, fields: list[object]) -> None:
+    def _bring_up_to_date(self, fields: list[Plain]) -> None:
         """Puts what a state's fields are now in the place of those from before a change."""
 
     def _of_now(self, state: MixtureState) -> MixtureState:
@@ -280,7 +279,7 @@ class MixtureSource(WorkSource[MixtureState]):
 
     def places_of(
         self,
-        sample_id: Any,
+        sample_id: Sequence[int],
         num_lanes: int = 1,
         up_to_chunk: int | None = None,
         *,

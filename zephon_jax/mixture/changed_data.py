@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from zephon_jax._warn import warn
 from zephon_jax.kernels.keys import digest_words
+from zephon_jax.sources.checks import ShardedDataset
 
 __all__ = ["DATA_CODES", "LOCATORS", "ChangedData", "data_rows"]
 
@@ -55,7 +56,7 @@ class _Values(NamedTuple):
         return int(values.sum()) % _PRIME, int(by_place.sum()) % _PRIME
 
 
-def _values(datasets: Sequence[Any]) -> list[_Values]:
+def _values(datasets: Sequence[ShardedDataset]) -> list[_Values]:
     found = []
     for d, dataset in enumerate(datasets):
         sizes = getattr(dataset, "shard_bytes", None)
@@ -65,7 +66,7 @@ def _values(datasets: Sequence[Any]) -> list[_Values]:
     return found
 
 
-def data_rows(datasets: Sequence[Any]) -> dict[str, int]:
+def data_rows(datasets: Sequence[ShardedDataset]) -> dict[str, int]:
     """The digests of a fingerprint that datasets of files add, by code; none without files."""
     values = _values(datasets)
     if not values:
@@ -93,7 +94,7 @@ class ChangedData:
       datasets: The datasets of the source.
     """
 
-    def __init__(self, datasets: Sequence[Any]):
+    def __init__(self, datasets: Sequence[ShardedDataset]):
         self._datasets = datasets
 
     @functools.cached_property

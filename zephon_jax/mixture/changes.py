@@ -19,9 +19,10 @@ from zephon_jax._arrays import as_int
 from zephon_jax._text import short
 from zephon_jax.mixture.history import Change
 from zephon_jax.mixture.lane_states import field_words
-from zephon_jax.mixture.settings import MixtureArguments, MixtureDataset, MixtureSettings
+from zephon_jax.mixture.settings import MixtureArguments, MixtureSettings
 from zephon_jax.mixture.state import MixtureState
-from zephon_jax.sources.checks import check_lane
+from zephon_jax.sources.checks import ShardedDataset, check_lane
+from zephon_jax.sources.codec import Plain
 from zephon_jax.sources.words import from_words
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ def boundary_of(at: object) -> int:
 
 
 def with_datasets(
-    datasets: Sequence[MixtureDataset], given: Sequence[MixtureDataset]
-) -> tuple[MixtureDataset, ...]:
+    datasets: Sequence[ShardedDataset], given: Sequence[ShardedDataset]
+) -> tuple[ShardedDataset, ...]:
     """The datasets after a change: new ones at the end, and others in the place of their names.
 
     Raises:
@@ -85,7 +86,7 @@ def with_datasets(
     return tuple(found)
 
 
-def _check_goes_on(old: MixtureDataset, new: MixtureDataset) -> None:
+def _check_goes_on(old: ShardedDataset, new: ShardedDataset) -> None:
     """Refuses a dataset whose first shards are not those of the one before."""
     before, after = (np.asarray(one.shard_counts, dtype=np.int64) for one in (old, new))
     kinds = [("samples", before, after)]
@@ -107,7 +108,7 @@ def _check_goes_on(old: MixtureDataset, new: MixtureDataset) -> None:
             )
 
 
-def checked_changes(changes: object, datasets: Sequence[MixtureDataset]) -> tuple[Change, ...]:
+def checked_changes(changes: object, datasets: Sequence[ShardedDataset]) -> tuple[Change, ...]:
     """Changes as they were kept, which may have gone through JSON.
 
     Args:
@@ -178,7 +179,7 @@ class FirstShards:
       num_shards: How many.
     """
 
-    def __init__(self, dataset: MixtureDataset, num_shards: int):
+    def __init__(self, dataset: ShardedDataset, num_shards: int):
         self.name = dataset.name
         self.shard_counts = np.asarray(dataset.shard_counts, dtype=np.int64)[:num_shards]
         parts = {n: getattr(dataset, n, None) for n in ("shard_bytes", "shard_digests", "shards")}
@@ -189,8 +190,8 @@ class FirstShards:
 
 
 def as_before(
-    datasets: Sequence[MixtureDataset], arguments: MixtureArguments, number: int
-) -> tuple[tuple[MixtureDataset, ...], MixtureArguments]:
+    datasets: Sequence[ShardedDataset], arguments: MixtureArguments, number: int
+) -> tuple[tuple[ShardedDataset, ...], MixtureArguments]:
     """The datasets and arguments of a source before its change with some number."""
     changes = arguments.changes
     num_shards = changes[number].num_shards
@@ -206,7 +207,7 @@ def as_before(
     return first, replace(arguments, **own, changes=changes[:number])
 
 
-def state_after_change(source: MixtureSource, fields: list[Any], change: Change) -> MixtureState:
+def state_after_change(source: MixtureSource, fields: list[Plain], change: Change) -> MixtureState:
     """The state of a source where an encoded state from before one of its changes stands.
 
     Args:

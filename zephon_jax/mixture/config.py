@@ -181,7 +181,7 @@ def _loader() -> type[yaml.SafeLoader]:
 
         num_keys = 0  # brought in by merges so far
 
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
             node = super().compose_mapping_node(anchor)
             keys = Counter((key.tag, str(key.value)) for key, _ in node.value)
             for (_, key), times in keys.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -19,11 +20,11 @@ from zephon_jax.mixture.lane_states import field_words, ratios_of_fields
 from zephon_jax.mixture.run import MixtureRun
 from zephon_jax.mixture.settings import (
     MixtureArguments,
-    MixtureDataset,
     check_datasets,
     make_settings,
 )
-from zephon_jax.sources.codec import encode_state, open_fields
+from zephon_jax.sources.checks import ShardedDataset
+from zephon_jax.sources.codec import Plain, encode_state, open_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ class ConfiguredMixture(MixtureSource):
 
     _earlier: list[Self] | None
 
-    def _build(self, datasets: tuple[MixtureDataset, ...], arguments: MixtureArguments) -> None:
+    def _build(self, datasets: tuple[ShardedDataset, ...], arguments: MixtureArguments) -> None:
         """Makes everything that follows from the arguments."""
         self._datasets, self._arguments = datasets, arguments
         names = [dataset.name for dataset in datasets]
@@ -87,7 +88,7 @@ class ConfiguredMixture(MixtureSource):
             self._earlier = made
         return self._earlier
 
-    def _bring_up_to_date(self, fields: list[object]) -> None:
+    def _bring_up_to_date(self, fields: list[Plain]) -> None:
         if not self._arguments.changes:
             return
         config = field_words(fields, "config")
@@ -170,7 +171,7 @@ class ConfiguredMixture(MixtureSource):
 
         return self.replace(token_estimation=measure(datasets, estimation, **settings))
 
-    def primed_for(self, fields: list[Any]) -> Self:
+    def primed_for(self, fields: list[Plain]) -> Self:
         """Returns a source with the ratios that a state was saved with.
 
         Raises:

@@ -10,7 +10,6 @@ a version that does not know one can still say which it is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from zephon_jax.kernels.keys import digest_words
 from zephon_jax.mixture.changed_data import DATA_CODES, LOCATORS, data_rows
 from zephon_jax.mixture.dataset_order import block_size
 from zephon_jax.mixture.settings import MixtureSettings
+from zephon_jax.sources.checks import ShardedDataset
 
 __all__ = [
     "CODES",
@@ -113,7 +113,7 @@ def fingerprint(
     settings: MixtureSettings,
     counts: Sequence[np.ndarray],
     costs: Sequence[np.ndarray],
-    datasets: Sequence[Any],
+    datasets: Sequence[ShardedDataset],
 ) -> np.ndarray:
     """The fingerprint of a source: uint32 (c, 3), read-only.
 

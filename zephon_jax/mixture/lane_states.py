@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from zephon_jax.mixture.state import (
     MixtureState,
     ledger_digest,
 )
+from zephon_jax.sources.codec import Plain
 from zephon_jax.sources.words import from_words, to_words
 
 __all__ = ["LaneStates", "Standing", "field_words", "ratios_of_fields"]
@@ -30,15 +31,15 @@ _SHOWN = 8  # ratios in an error
 _CONFIG = MixtureState._fields.index("config")
 
 
-def field_words(fields: list[Any], name: str) -> np.ndarray:
+def field_words(fields: list[Plain], name: str) -> np.ndarray:
     """An encoded field of 32-bit words, uint32 (n,); empty where it is none."""
     place = MixtureState._fields.index(name)
     raw = fields[place] if place < len(fields) else b""
-    whole = isinstance(raw, bytes) and len(raw) % 4 == 0
-    return np.frombuffer(raw if whole else b"", dtype="<u4")
+    raw = raw if isinstance(raw, bytes) and len(raw) % 4 == 0 else b""
+    return np.frombuffer(raw, dtype="<u4")
 
 
-def _ratio_words(fields: list[object]) -> np.ndarray:
+def _ratio_words(fields: list[Plain]) -> np.ndarray:
     """The encoded ratios of a state, uint32 (n, 2); none where half of one is missing."""
     words = field_words(fields, "ratios")
     return words[: 0 if words.size % 2 else None].reshape(-1, 2)
@@ -51,7 +52,7 @@ def _of_another(differs: list[str], shown: str = "") -> ValueError:
     )
 
 
-def ratios_of_fields(fields: list[Any], mine: np.ndarray, num_datasets: int) -> list[int]:
+def ratios_of_fields(fields: list[Plain], mine: np.ndarray, num_datasets: int) -> list[int]:
     """The token ratios that an encoded state holds, for a source that has none yet.
 
     Args:
@@ -198,7 +199,7 @@ class LaneStates:
             )
         return position
 
-    def check_fields(self, fields: list[object]) -> None:
+    def check_fields(self, fields: list[Plain]) -> None:
         """Checks the settings that an encoded state belongs to, before anything is decoded.
 
         Raises:

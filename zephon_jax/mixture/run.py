@@ -20,9 +20,10 @@ from zephon_jax.mixture.lane_states import LaneStates, Standing
 from zephon_jax.mixture.positions import Position, Steps
 from zephon_jax.mixture.random_access import DatasetOrders, RandomAccess
 from zephon_jax.mixture.rules import make_rules
-from zephon_jax.mixture.settings import MixtureDataset, MixtureSettings
+from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.mixture.state import MAX_LISTED, MixtureState
 from zephon_jax.mixture.token_costs import RunningCost, UnitCost
+from zephon_jax.sources.checks import ShardedDataset
 from zephon_jax.sources.chunk import WorkChunk
 
 __all__ = ["MixtureRun"]
@@ -49,7 +50,7 @@ class MixtureRun:
 
     def __init__(
         self,
-        datasets: Sequence[MixtureDataset],
+        datasets: Sequence[ShardedDataset],
         settings: MixtureSettings,
         counts: list[np.ndarray],
         tokens: TokenEstimation | None,

@@ -21,13 +21,13 @@ from zephon_jax.mixture.settings import (
     Assignment,
     BlockSize,
     MixtureArguments,
-    MixtureDataset,
     Policy,
     Weight,
     check_datasets,
     weights_of,
 )
 from zephon_jax.mixture.state import MixtureState
+from zephon_jax.sources.checks import ShardedDataset
 
 __all__ = ["ScheduledMixtureWorkSource", "changed"]
 
@@ -89,7 +89,7 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
 
     def __init__(
         self,
-        datasets: Sequence[MixtureDataset],
+        datasets: Sequence[ShardedDataset],
         stages: Sequence[Stage],
         ramp: Ramp = "step",
         chunk_size: int = 16384,
@@ -137,7 +137,7 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
         mixture: Mapping[str, Weight],
         at: int | MixtureState | Sequence[MixtureState],
         *,
-        datasets: Sequence[MixtureDataset] = (),
+        datasets: Sequence[ShardedDataset] = (),
         **settings: object,
     ) -> ScheduledMixtureWorkSource:
         """A source that equals this one before a chunk, and goes on from there by other weights.
@@ -176,7 +176,7 @@ def changed(
     source: ConfiguredMixture,
     mixture: Mapping[str, Weight],
     at: int | MixtureState | Sequence[MixtureState],
-    datasets: Sequence[MixtureDataset],
+    datasets: Sequence[ShardedDataset],
     settings: Mapping[str, object],
 ) -> ScheduledMixtureWorkSource:
     """`ScheduledMixtureWorkSource.with_mixture` of any mixture."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from zephon_jax.kernels.lanes import ASSIGNMENTS
 from zephon_jax.kernels.weights import MixtureSpec
 from zephon_jax.mixture.history import Change, History, changed_history, constant
 from zephon_jax.mixture.schedule import Ramp, Stage, make_schedule
+from zephon_jax.sources.checks import ShardedDataset
 
 __all__ = [
     "ALLOCATIONS",
@@ -26,7 +27,6 @@ __all__ = [
     "MAX_PASSES",
     "POLICIES",
     "MixtureArguments",
-    "MixtureDataset",
     "MixtureSettings",
     "check_datasets",
     "make_settings",
@@ -44,21 +44,6 @@ POLICIES: tuple[Policy, ...] = ("stop", "repeat", "redistribute")
 ALLOCATIONS: tuple[AllocationName, ...] = ("incremental", "fixed", "virtual_time")
 MAX_COUNT = 1 << 60
 MAX_PASSES = 1 << 31
-
-
-@runtime_checkable
-class MixtureDataset(Protocol):
-    """What a mixture needs of a dataset: a `zx.Dataset`, or one that is read by other means."""
-
-    @property
-    def name(self) -> str:
-        """Its component's name."""
-        ...
-
-    @property
-    def shard_counts(self) -> Sequence[int] | np.ndarray:
-        """Samples of each shard: (num_shards,)."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,7 +267,7 @@ def _allocation(value: object, token_estimation: object) -> str:
     return "virtual_time"
 
 
-def check_datasets(datasets: object) -> tuple[MixtureDataset, ...]:
+def check_datasets(datasets: object) -> tuple[ShardedDataset, ...]:
     """Returns datasets as a tuple with unique names; warns where two read the same place.
 
     Raises:
@@ -298,9 +283,9 @@ def check_datasets(datasets: object) -> tuple[MixtureDataset, ...]:
         raise ValueError("datasets must hold at least one dataset; got an empty list.")
     seen: dict[str, int] = {}
     places: dict[str, str] = {}
-    checked: list[MixtureDataset] = []
+    checked: list[ShardedDataset] = []
     for place, dataset in enumerate(cast("Sequence[object]", datasets)):
-        if not isinstance(dataset, MixtureDataset):
+        if not isinstance(dataset, ShardedDataset):
             raise TypeError(
                 f"datasets[{place}] must be a zx.Dataset; got {short(dataset)}. Records in memory"
                 " become one by zx.Dataset.from_source(name, records), files by"

@@ -13,12 +13,12 @@ from zephon_jax.mixture.settings import (
     Assignment,
     BlockSize,
     MixtureArguments,
-    MixtureDataset,
     Policy,
     Weight,
     check_datasets,
 )
 from zephon_jax.mixture.state import MixtureState
+from zephon_jax.sources.checks import ShardedDataset
 
 __all__ = ["StaticMixtureWorkSource"]
 
@@ -73,7 +73,7 @@ class StaticMixtureWorkSource(ConfiguredMixture):
 
     def __init__(
         self,
-        datasets: Sequence[MixtureDataset],
+        datasets: Sequence[ShardedDataset],
         mixture: Mapping[str, Weight],
         chunk_size: int = 16384,
         seed: int = 42,
@@ -111,7 +111,7 @@ class StaticMixtureWorkSource(ConfiguredMixture):
         mixture: Mapping[str, Weight],
         at: int | MixtureState | Sequence[MixtureState],
         *,
-        datasets: Sequence[MixtureDataset] = (),
+        datasets: Sequence[ShardedDataset] = (),
         **settings: object,
     ) -> ScheduledMixtureWorkSource:
         """A source that equals this one before a chunk, and goes on from there by other weights.

@@ -16,7 +16,7 @@ from typing import Any
 import grain
 
 from zephon_jax import _compat
-from zephon_jax._arrays import as_int
+from zephon_jax._arrays import Number, as_int
 from zephon_jax._text import short
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.kernels.weights import MixtureSpec, exact_weight, integer_weights
@@ -84,10 +84,10 @@ class EnsureMixtureIterDataset(grain.IterDataset):
     def __init__(
         self,
         dataset: grain.IterDataset,
-        target_mixture: Mapping[str, object],
+        target_mixture: Mapping[str, Number],
         *,
         component_ids: Mapping[str, int],
-        weigh: str | Callable[[Any], Any] | None = None,
+        weigh: str | Callable[[Any], object] | None = None,
         max_buffer_size: int | None = 1024,
         max_replay: int = 2048,
         warn_tolerance: float = 0.05,
@@ -128,7 +128,7 @@ class EnsureMixtureIterDataset(grain.IterDataset):
 
 def ensure_mixture(
     dataset: grain.IterDataset,
-    target_mixture: Mapping[str, Any],
+    target_mixture: Mapping[str, Number],
     *,
     component_ids: Mapping[str, int],
     **settings: Any,
@@ -157,7 +157,7 @@ def ensure_mixture(
     )
 
 
-def _weights(target: Mapping[str, Any], names: tuple[str, ...]) -> list[int]:
+def _weights(target: Mapping[str, Number], names: tuple[str, ...]) -> list[int]:
     """Integer weights in the order of the components' ids."""
     spec = MixtureSpec(target)
     unknown = [name for name in spec if name not in names]
@@ -171,7 +171,7 @@ def _weights(target: Mapping[str, Any], names: tuple[str, ...]) -> list[int]:
     return integer_weights([spec[name] for name in names])[0]
 
 
-def _tolerance(value: Any) -> Fraction:
+def _tolerance(value: Number) -> Fraction:
     try:
         return exact_weight(value, "warn_tolerance")
     except ValueError:
@@ -180,7 +180,7 @@ def _tolerance(value: Any) -> Fraction:
         ) from None
 
 
-def _name_of(weigh: str | Callable[[Any], Any] | None) -> tuple[str, str]:
+def _name_of(weigh: str | Callable[[Any], object] | None) -> tuple[str, str]:
     if weigh is None or isinstance(weigh, str):
         return "entry", weigh or ""
     return "function", getattr(weigh, "__name__", type(weigh).__name__)
@@ -326,7 +326,7 @@ class _Iterator(grain.DatasetIterator):
             )  # fmt: skip
         self._drifting = off is not None
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         """The place as plain JSON: of the oldest record held, and who was given out since."""
         if self._pending is not None:
             return dict(self._pending)

@@ -62,7 +62,10 @@ class FlushIterDataset(grain.IterDataset):
     __module__ = "zephon_jax"
 
     def __init__(
-        self, lane: grain.IterDataset, pipeline: Callable[[Any], Any], num_chunks: int = 8
+        self,
+        lane: grain.IterDataset,
+        pipeline: Callable[[grain.IterDataset], grain.IterDataset],
+        num_chunks: int = 8,
     ):
         super().__init__(lane)
         if not isinstance(lane, grain.IterDataset):
@@ -116,15 +119,16 @@ class _FlushIterator(grain.DatasetIterator):
             self._pipeline.close()
             self._open(block // self._dataset.num_chunks)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         return {"lot": self._lot, "pipeline": self._pipeline.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        lot, before = as_int(state["lot"], "lot", 0), self.get_state()
+        lot = as_int(state["lot"], "lot", 0)
+        before = self._lot, self._pipeline.get_state()
         try:
             self._go_to(lot, state["pipeline"])
         except BaseException:
-            self._go_to(before["lot"], before["pipeline"])
+            self._go_to(*before)
             raise
 
     def _go_to(self, lot: int, place: Any) -> None:
@@ -163,7 +167,7 @@ class _LotIterator(grain.DatasetIterator):
     def __next__(self) -> Any:
         return next(self._iterator)
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         return self._iterator.get_state()
 
     def set_state(self, state: dict[str, object]) -> None:

@@ -17,6 +17,8 @@ from zephon_jax._arrays import as_int
 from zephon_jax._process import DaemonThreads, PerProcess
 from zephon_jax.data.bad_records import Unreadable
 from zephon_jax.data.cache.decoded import decoded_blocks
+from zephon_jax.data.dataset import Dataset
+from zephon_jax.data.read_samples import datasets_of
 from zephon_jax.data.reader import Reader, default_reader
 from zephon_jax.pipelines.lane_lengths import number_of_sample, seek_sample
 from zephon_jax.pipelines.skipped_records import SKIPPED, SkippedRecords, checked_counts
@@ -149,7 +151,7 @@ class LaneIterator(grain.DatasetIterator):
 
     def _go_to(self, state: Any, slot: int, skipped: Mapping[str, int] | None = None) -> None:
         """Stands before a slot of the chunk after a state; nothing is read yet."""
-        self._skipped = SkippedRecords(self._dataset.source.datasets_by_id.values(), skipped)
+        self._skipped = SkippedRecords(datasets_of(self._dataset.source).values(), skipped)
         self._state = state
         self._encoded: tuple[dict[str, Any], Callable[[int], int]] | None = None
         self._windows: Iterator[_Window] | None = None
@@ -203,7 +205,7 @@ class LaneIterator(grain.DatasetIterator):
 
         A record that raises is delivered as what it raises.
         """
-        by_id, kept, left = self._dataset.source.datasets_by_id, [], []
+        by_id, kept, left = datasets_of(self._dataset.source), [], []
         for place, record in enumerate(records):
             if type(record) is Unreadable:
                 dataset = by_id[int(window.sample_ids[place, 0])]
@@ -260,17 +262,17 @@ class LaneIterator(grain.DatasetIterator):
             window = next(windows, None)
             if window is None:
                 return None
-            by_id = self._dataset.source.datasets_by_id
+            by_id = datasets_of(self._dataset.source)
             return window, default_reader().read(by_id, window.sample_ids, marked=True)
 
     def _make_windows(self, state: object, slot: int) -> Iterator[_Window]:
-        reader, by_id = default_reader(), self._dataset.source.datasets_by_id
+        reader, by_id = default_reader(), datasets_of(self._dataset.source)
         _reading.add(self)
         windows = self._cut_windows(reader, state, slot)
         return _planned(reader, by_id, windows) if reader.plans_blocks(by_id) else windows
 
     def _cut_windows(self, reader: Reader, state: Any, slot: int) -> Iterator[_Window]:
-        by_id = self._dataset.source.datasets_by_id
+        by_id = datasets_of(self._dataset.source)
         size = _FIRST_SLOTS
         for before, chunk, ordered in self._chunks_ahead(reader, state):
             names = np.asarray([self._ids[name] for name in chunk.names], dtype=np.int32)
@@ -296,7 +298,7 @@ class LaneIterator(grain.DatasetIterator):
     def _chunks_ahead(self, reader: Reader, state: Any) -> Iterator[tuple[Any, WorkChunk, Any]]:
         """Chunks with their order; the shards of those to come are planned where that helps."""
         source, config = self._dataset.source, self._dataset.read_config
-        plan = reader.needs_plan(source.datasets_by_id)
+        plan = reader.needs_plan(datasets_of(source))
         waiting: deque[tuple[Any, WorkChunk, Any]] = deque()
         more, owner = True, object()
         try:
@@ -311,7 +313,7 @@ class LaneIterator(grain.DatasetIterator):
                 if plan:
                     shards = [_distinct_shards(ordered[1]) for _, _, ordered in waiting]
                     upcoming = np.concatenate([np.zeros((0, 2), dtype=np.int64), *shards])
-                    reader.plan(source.datasets_by_id, upcoming, owner=owner)
+                    reader.plan(datasets_of(source), upcoming, owner=owner)
                 if waiting:
                     yield waiting.popleft()
         finally:  # also when the iterator is dropped: its shards need no more protection
@@ -364,7 +366,7 @@ class LaneIterator(grain.DatasetIterator):
 
 
 def _planned(
-    reader: Reader, datasets_by_id: Mapping[int, Any], windows: Iterator[_Window]
+    reader: Reader, datasets_by_id: Mapping[int, Dataset], windows: Iterator[_Window]
 ) -> Iterator[_Window]:
     """Windows whose decoded blocks are planned some windows ahead."""
     plan = decoded_blocks().plan()

@@ -109,7 +109,7 @@ class _MapBatchIterator(grain.DatasetIterator):
         self._made, self._element, self._given = made, self._skip, []
         self._skip = 0
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         """The place as plain JSON."""
         if self._element < len(self._made):
             return {"parent": self._before, "element": self._element}

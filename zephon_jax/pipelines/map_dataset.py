@@ -12,6 +12,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax.data.bad_records import Unreadable, settle
+from zephon_jax.data.read_samples import datasets_of
 from zephon_jax.data.reader import default_reader
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.work_source import WorkSource, check_source
@@ -138,7 +139,7 @@ class MixtureMapDataset(grain.MapDataset):
         ahead = self._ahead
         stop = min(index + ahead.size, self._length)
         ids = self._source.sample_ids_at(np.arange(index, stop), read_config=self._read_config)
-        by_id = self._source.datasets_by_id
+        by_id = datasets_of(self._source)
         _, num = next(default_reader().windows(by_id, ids, _MOST_BYTES))
         ahead.following, ahead.num_read = index + num, num
         return dict(zip(range(index, index + num), self._read(ids[:num]), strict=True))
@@ -157,7 +158,7 @@ class MixtureMapDataset(grain.MapDataset):
         return self._read(ids)
 
     def _read(self, ids: np.ndarray) -> list[dict[str, object]]:
-        by_id = self._source.datasets_by_id
+        by_id = datasets_of(self._source)
         records = default_reader().read(by_id, ids, marked=True)
         components = self._components
         stamped = map(components.__getitem__, ids[:, 0].tolist())

@@ -73,7 +73,7 @@ class _MarkIterator(grain.DatasetIterator):
         ids.setflags(write=False)
         return ids
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         return self._parents[0].get_state()
 
     def set_state(self, state: dict[str, object]) -> None:

@@ -209,7 +209,7 @@ class PackIterator(grain.DatasetIterator):
             self._place = _Place(parent, 0, 0)
         self._places.append((self._num_taken, parent))
 
-    def get_state(self) -> dict[str, Any]:
+    def get_state(self) -> dict[str, object]:
         """The window's place and the next row, as plain JSON."""
         return {**self._place._asdict(), "row": self._row}
 

@@ -29,7 +29,9 @@ class RecordWeights:
 
     __module__ = "zephon_jax"
 
-    def __init__(self, component_ids: Mapping[str, int], weigh: str | Callable[[Any], Any] | None):
+    def __init__(
+        self, component_ids: Mapping[str, int], weigh: str | Callable[[Any], object] | None
+    ):
         if not isinstance(component_ids, Mapping):
             raise TypeError(
                 "component_ids must map names to ids, as source.component_ids() does; got"

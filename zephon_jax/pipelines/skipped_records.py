@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from zephon_jax._arrays import as_int
 from zephon_jax.data.bad_records import Unreadable, settle
+from zephon_jax.data.dataset import Dataset
+from zephon_jax.sources.checks import ShardedDataset
 
 __all__ = ["SKIPPED", "SkippedRecords", "checked_counts", "skipped_records"]
 
@@ -23,7 +24,7 @@ class SkippedRecords:
       counts: Counts by dataset where the lane stands; none for a lane that begins.
     """
 
-    def __init__(self, datasets: Iterable[Any], counts: Mapping[str, int] | None = None):
+    def __init__(self, datasets: Iterable[ShardedDataset], counts: Mapping[str, int] | None = None):
         counts = counts or {}
         self._before = {
             dataset.name: counts.get(dataset.name, 0)
@@ -47,7 +48,7 @@ class SkippedRecords:
         self._before = self.before(slot)
         self._slots = {name: [] for name in self._before}
 
-    def settle(self, dataset: Any, record: Unreadable, slot: int) -> list[object]:
+    def settle(self, dataset: Dataset, record: Unreadable, slot: int) -> list[object]:
         """What is delivered in a slot whose record is bad: an error to raise, a record, or none."""
         if dataset.on_bad_record == "raise":
             return [record]

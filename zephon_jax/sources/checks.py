@@ -9,8 +9,10 @@ source stay as they were written and its mistakes are still named.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, SupportsInt, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Protocol, SupportsInt, TypeVar, runtime_checkable
+
+import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
@@ -18,6 +20,7 @@ from zephon_jax.sources.chunk import WorkChunk
 
 __all__ = [
     "LaneState",
+    "ShardedDataset",
     "State",
     "Stepped",
     "check_components",
@@ -46,6 +49,21 @@ class LaneState(Protocol):
 
 
 State = TypeVar("State", bound=LaneState)
+
+
+@runtime_checkable
+class ShardedDataset(Protocol):
+    """What sample ids refer to: a `zx.Dataset`, or a dataset that is read by other means."""
+
+    @property
+    def name(self) -> str:
+        """What the dataset is called."""
+        ...
+
+    @property
+    def shard_counts(self) -> Sequence[int] | np.ndarray:
+        """Samples of each shard: (num_shards,)."""
+        ...
 
 
 class Stepped(Protocol[State]):

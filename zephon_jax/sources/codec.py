@@ -135,7 +135,7 @@ def _unpack(data: bytes) -> Any:
     return msgpack.unpackb(data, raw=False, strict_map_key=True, max_ext_len=0, max_map_len=0)
 
 
-def open_fields(data: Any) -> tuple[str, list[Any]]:
+def open_fields(data: Any) -> tuple[str, list[Plain]]:
     """Checks the wrapping and returns the record's type name and its raw fields."""
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(f"an encoded state must be bytes; got {type(data).__name__}.")
@@ -213,7 +213,9 @@ def _fit(raw: object, like: object, where: str) -> object:
     return raw
 
 
-def decode_fields(like: Any, data: bytes, check: Callable[[list[Any]], None] | None = None) -> Any:
+def decode_fields(
+    like: Any, data: bytes, check: Callable[[list[Plain]], None] | None = None
+) -> Any:
     """Decodes bytes into a record of the same structure, shapes and dtypes as `like`.
 
     Args:

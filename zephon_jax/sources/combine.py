@@ -9,7 +9,8 @@ from typing import Any, cast
 from zephon_jax._arrays import Number, as_int
 from zephon_jax._text import short
 from zephon_jax.kernels.weights import exact_weight
-from zephon_jax.sources.combined import CombinedSource
+from zephon_jax.sources.checks import State
+from zephon_jax.sources.combined import CombinedSource, CombinedState
 from zephon_jax.sources.part_cursor import FAR, Part
 from zephon_jax.sources.work_source import WorkSource, check_source
 
@@ -29,7 +30,7 @@ def _parts(sources: object) -> list[Part]:
     return parts
 
 
-def _part(source: WorkSource[Any], name: str, first: int = 0, limit: int = FAR) -> Part:
+def _part(source: WorkSource[State], name: str, first: int = 0, limit: int = FAR) -> Part:
     if source.requires_token_priming:
         raise ValueError(
             f"{name} weighs by tokens and has not been primed. Give the source that prime()"
@@ -38,7 +39,7 @@ def _part(source: WorkSource[Any], name: str, first: int = 0, limit: int = FAR) 
     return Part(source, first, limit)
 
 
-def concatenate(sources: Sequence[WorkSource[Any]]) -> WorkSource[Any]:
+def concatenate(sources: Sequence[WorkSource[Any]]) -> WorkSource[CombinedState]:
     """Returns the chunks of several sources, one source after another.
 
     Components of one name are one component, and a dataset that several sources have is one
@@ -74,7 +75,9 @@ def concatenate(sources: Sequence[WorkSource[Any]]) -> WorkSource[Any]:
     return CombinedSource("concatenate", parts)
 
 
-def interleave(sources: Sequence[WorkSource[Any]], weights: Sequence[Number]) -> WorkSource[Any]:
+def interleave(
+    sources: Sequence[WorkSource[Any]], weights: Sequence[Number]
+) -> WorkSource[CombinedState]:
     """Returns the chunks of several sources side by side, in proportion to weights.
 
     Weights are shares of chunks, held to at any point by weighted fair queueing: a source is never
@@ -124,7 +127,7 @@ def _weights(weights: object, number: int) -> list[Fraction]:
     return [weight / total for weight in exact]
 
 
-def take(source: WorkSource[Any], num_chunks: int) -> WorkSource[Any]:
+def take(source: WorkSource[State], num_chunks: int) -> WorkSource[CombinedState]:
     """Returns the first chunks of a source, all of them where there are no more.
 
     Args:
@@ -146,7 +149,7 @@ def take(source: WorkSource[Any], num_chunks: int) -> WorkSource[Any]:
     return CombinedSource("take", [_part(source, "source", 0, num_chunks)])
 
 
-def skip(source: WorkSource[Any], num_chunks: int) -> WorkSource[Any]:
+def skip(source: WorkSource[State], num_chunks: int) -> WorkSource[CombinedState]:
     """Returns a source without its first chunks. The rest is numbered from 0.
 
     Args:

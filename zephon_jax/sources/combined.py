@@ -20,7 +20,7 @@ from zephon_jax._arrays import as_int
 from zephon_jax._text import short
 from zephon_jax.kernels import lanes
 from zephon_jax.kernels.keys import digest_words
-from zephon_jax.sources.checks import check_lane
+from zephon_jax.sources.checks import ShardedDataset, check_lane
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.codec import Plain
@@ -95,7 +95,7 @@ class CombinedSource(WorkSource[CombinedState]):
         return MappingProxyType(self._names.component_ids)
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Any]:
+    def datasets_by_id(self) -> Mapping[int, ShardedDataset]:
         """The datasets of all parts."""
         return MappingProxyType(self._names.datasets)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import counted, short
-from zephon_jax.sources.checks import State, Stepped
+from zephon_jax.sources.checks import ShardedDataset, State, Stepped
 from zephon_jax.sources.chunk import SampleId
 from zephon_jax.sources.read_order import MixtureReadConfig
 from zephon_jax.sources.walk import walk
@@ -30,7 +30,7 @@ class Place(NamedTuple):
     slot: int  # place in the chunk's reading order
 
 
-def check_sample_id(sample_id: Sequence[int], datasets: Mapping[int, Any]) -> SampleId:
+def check_sample_id(sample_id: Sequence[int], datasets: Mapping[int, ShardedDataset]) -> SampleId:
     """Returns a sample id that names a sample of one of the datasets, where they are known.
 
     Raises:

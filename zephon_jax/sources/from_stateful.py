@@ -12,16 +12,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from zephon_jax._arrays import as_int
 from zephon_jax._process import PerProcess
 from zephon_jax._text import short
-from zephon_jax.sources.checks import check_lane
+from zephon_jax.sources.checks import ShardedDataset, check_lane
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.work_source import WorkSource
 
-__all__ = ["StatefulSource", "StatefulState", "from_stateful"]
+__all__ = ["StatefulObject", "StatefulSource", "StatefulState", "from_stateful"]
 
 _METHODS = ("next_chunk", "state_dict", "load_state_dict", "clone_for_lane", "component_ids")
 _MOST_LIVE = 256  # objects that stand at a place
@@ -39,14 +39,38 @@ class StatefulState(NamedTuple):
     place: str  # what state_dict gave, as JSON
 
 
+class StatefulObject(Protocol):
+    """A source of another library: it gives chunks, and changes as it does."""
+
+    def next_chunk(self) -> object | None:
+        """The next chunk, with its `components`; None at the end."""
+        ...
+
+    def state_dict(self) -> Mapping[str, object]:
+        """Where it stands, as plain JSON."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:
+        """Goes to where it stood when its `state_dict` gave this."""
+        ...
+
+    def clone_for_lane(self, lane_id: int, canonical_replicas: int, /) -> StatefulObject:
+        """Another one, at the beginning of a lane."""
+        ...
+
+    def component_ids(self) -> Mapping[str, int]:
+        """The ids of its components."""
+        ...
+
+
 class _Live:
     """The objects of one process."""
 
-    def __init__(self, make_source: Callable[[], Any]):
+    def __init__(self, make_source: Callable[[], StatefulObject]):
         self.prototype = make_source()
-        self._standing: dict[tuple[int, int, str], Any] = {}
+        self._standing: dict[tuple[int, int, str], StatefulObject] = {}
 
-    def take(self, state: StatefulState) -> Any:
+    def take(self, state: StatefulState) -> StatefulObject:
         """An object that stands at a state, for the caller alone."""
         mine = self._standing.pop((int(state.lane), int(state.num_lanes), state.place), None)
         if mine is None:
@@ -54,7 +78,7 @@ class _Live:
             mine.load_state_dict(json.loads(state.place))
         return mine
 
-    def put(self, state: StatefulState, mine: object) -> None:
+    def put(self, state: StatefulState, mine: StatefulObject) -> None:
         """Keeps an object that stands at a state."""
         self._standing[state.lane, state.num_lanes, state.place] = mine
         for key in list(self._standing)[:-_MOST_LIVE]:
@@ -68,9 +92,9 @@ class StatefulSource(WorkSource[StatefulState]):
 
     def __init__(
         self,
-        make_source: Callable[[], Any],
-        datasets: Mapping[int, Any] | None,
-        chunk_index: Callable[[Mapping[str, Any]], int] | None,
+        make_source: Callable[[], StatefulObject],
+        datasets: Mapping[int, ShardedDataset] | None,
+        chunk_index: Callable[[Mapping[str, object]], int] | None,
     ):
         self._make_source, self._datasets, self._number = make_source, datasets, chunk_index
         self._live = PerProcess(lambda: _Live(make_source))
@@ -89,7 +113,7 @@ class StatefulSource(WorkSource[StatefulState]):
         self._ids = MappingProxyType(dict(prototype.component_ids()))
         _check_names(datasets, getattr(prototype, "datasets_by_id", None))
 
-    def __getstate__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[object, ...]:
         return self._make_source, self._datasets, self._number
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -103,7 +127,7 @@ class StatefulSource(WorkSource[StatefulState]):
         return self._ids
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Any]:
+    def datasets_by_id(self) -> Mapping[int, ShardedDataset]:
         """The datasets that were given, by the object's dataset ids."""
         return {} if self._datasets is None else self._datasets
 
@@ -121,7 +145,7 @@ class StatefulSource(WorkSource[StatefulState]):
         live.put(state, mine)
         return state
 
-    def _place_of(self, mine: Any) -> tuple[str, Mapping[str, Any]]:
+    def _place_of(self, mine: StatefulObject) -> tuple[str, Mapping[str, object]]:
         """Where an object stands, as JSON that says it whole, and as it said it."""
         said = mine.state_dict()
         try:
@@ -199,7 +223,7 @@ def _as_lists(value: object) -> object:
     return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _check_names(datasets: Mapping[int, Any] | None, theirs: object) -> None:
+def _check_names(datasets: Mapping[int, ShardedDataset] | None, theirs: object) -> None:
     """Compares the datasets that were given with those of the object, where it has any."""
     if datasets is None or not isinstance(theirs, Mapping):
         return
@@ -215,11 +239,11 @@ def _check_names(datasets: Mapping[int, Any] | None, theirs: object) -> None:
 
 
 def from_stateful(
-    make_source: Callable[[], Any],
+    make_source: Callable[[], StatefulObject],
     *,
-    datasets: Sequence[Any] | Mapping[int, Any] | None = None,
+    datasets: Sequence[ShardedDataset] | Mapping[int, ShardedDataset] | None = None,
     chunk_index: Callable[[Mapping[str, object]], int] | None = None,
-) -> WorkSource[Any]:
+) -> WorkSource[StatefulState]:
     """Makes a source of an object with `next_chunk()`, `state_dict()` and `load_state_dict()`.
 
     Such as a work source of Zephon. Lanes are what its `clone_for_lane(lane_id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from zephon_jax.sources.checks import draw
+from zephon_jax.sources.checks import State, draw
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.work_source import WorkSource
@@ -139,7 +139,7 @@ class Part:
                     yield span.first_chunk + span.num_chunks - 1, missing
 
 
-def _total_of(source: WorkSource[Any]) -> int | None:
+def _total_of(source: WorkSource[State]) -> int | None:
     """Chunks of a source, FAR where it never ends, None where it does not say."""
     spans = source.chunk_spans()
     if not spans:

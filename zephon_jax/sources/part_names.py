@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from zephon_jax.sources.checks import ShardedDataset
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.work_source import WorkSource
 
@@ -32,7 +33,7 @@ class PartNames:
 
     def __init__(self, sources: Sequence[WorkSource[Any]]):
         self.component_ids: dict[str, int] = {}
-        self.datasets: dict[int, Any] = {}
+        self.datasets: dict[int, ShardedDataset] = {}
         self._others: list[frozenset[str]] = []  # by source, components that another one has too
         self._moved: list[dict[int, int]] = []  # by source, new dataset ids by old
         self._classes = [type(source).__name__ for source in sources]
@@ -46,7 +47,7 @@ class PartNames:
             rest = named[:place] + named[place + 1 :]
             self._others.append(mine.intersection(*[frozenset[str]().union(*rest)]))
 
-    def _take_datasets(self, place: int, datasets: Mapping[int, Any]) -> dict[int, int]:
+    def _take_datasets(self, place: int, datasets: Mapping[int, ShardedDataset]) -> dict[int, int]:
         moved: dict[int, int] = {}
         known = {dataset.name: number for number, dataset in self.datasets.items()}
         for number, dataset in datasets.items():
@@ -90,12 +91,12 @@ class PartNames:
         return tuple(name for name in names if name not in self._others[place])
 
 
-def _free(number: int, taken: Any) -> int:
+def _free(number: int, taken: Collection[int]) -> int:
     """A number itself where it is not taken, else the next one above all that are."""
     return number if number not in taken else max(taken) + 1
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same(one: ShardedDataset, other: ShardedDataset) -> bool:
     """True for one dataset, or two that hold the same data as far as they can tell."""
     if one is other:
         return True

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any, Generic, Protocol
 
-from zephon_jax.sources.checks import LaneState, State, check_lane, draw, lane_of
+from zephon_jax.sources.checks import LaneState, ShardedDataset, State, check_lane, draw, lane_of
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.codec import Decoded, decode, encode_state
 
@@ -17,7 +17,7 @@ class _Source(Decoded[State], Protocol[State]):
     """What a lane tells of its source."""
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Any]: ...
+    def datasets_by_id(self) -> Mapping[int, ShardedDataset]: ...
 
     def component_ids(self) -> Mapping[str, int]: ...
 
@@ -71,7 +71,7 @@ class StatefulLane(Generic[State]):
         return self._source
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Any]:
+    def datasets_by_id(self) -> Mapping[int, ShardedDataset]:
         """The source's datasets, by dataset id."""
         return self._source.datasets_by_id
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
-from zephon_jax.sources.checks import State, draw
+from zephon_jax.sources.checks import ShardedDataset, State, draw
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.codec import Plain
@@ -43,7 +42,7 @@ class SourcePart(WorkSource[State]):
         return self.source.component_ids()
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Any]:
+    def datasets_by_id(self) -> Mapping[int, ShardedDataset]:
         """The source's datasets."""
         return self.source.datasets_by_id
 

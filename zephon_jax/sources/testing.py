@@ -12,12 +12,12 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from zephon_jax._arrays import as_int
 from zephon_jax._text import counted
+from zephon_jax.sources.checks import State
 from zephon_jax.sources.laws import BrokenLaw, Subject, along_a_lane
 from zephon_jax.sources.laws_of_runs import of_runs
 from zephon_jax.sources.work_source import WorkSource
@@ -31,7 +31,7 @@ _SECONDS = 120
 
 
 def check_source(
-    source: WorkSource[Any] | Callable[[], WorkSource[Any]],
+    source: WorkSource[State] | Callable[[], WorkSource[State]],
     *,
     num_chunks: int = 64,
     lanes: Sequence[int] = (2, 3, 7),
@@ -90,7 +90,7 @@ def check_source(
         raise AssertionError(_report(made, broken))
 
 
-def _make(made: WorkSource[Any] | Callable[[], WorkSource[Any]]) -> Any:
+def _make(made: WorkSource[State] | Callable[[], WorkSource[State]]) -> WorkSource[State]:
     """A source, made where it is given as a function."""
     return made() if not isinstance(made, WorkSource) and callable(made) else made
 
@@ -102,7 +102,7 @@ def _raised(error: Exception) -> str:
     return f"{type(error).__name__} at {place}: {error}"
 
 
-def _report(source: WorkSource[Any], broken: dict[str, str]) -> str:
+def _report(source: WorkSource[State], broken: dict[str, str]) -> str:
     lines = [
         f"- {name}: {text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'}"
         for name, text in list(broken.items())[:_SHOWN]
@@ -113,7 +113,9 @@ def _report(source: WorkSource[Any], broken: dict[str, str]) -> str:
     return "\n".join([f"{kind} breaks {counted(len(broken), 'law')} of a source:", *lines, *more])
 
 
-def digests(made: WorkSource[Any] | Callable[[], WorkSource[Any]], num_chunks: int) -> list[str]:
+def digests(
+    made: WorkSource[State] | Callable[[], WorkSource[State]], num_chunks: int
+) -> list[str]:
     """A digest of each of the first chunks of a source in reading order."""
     source = _make(made)
     found: list[str] = []
@@ -127,7 +129,7 @@ def digests(made: WorkSource[Any] | Callable[[], WorkSource[Any]], num_chunks: i
 
 
 def _same_elsewhere(
-    subject: Subject, made: WorkSource[Any] | Callable[[], WorkSource[Any]]
+    subject: Subject, made: WorkSource[State] | Callable[[], WorkSource[State]]
 ) -> None:
     """Another process draws the same chunks.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 __all__ = ["from_words", "to_words"]
 
@@ -21,7 +22,7 @@ def to_words(value: object) -> np.ndarray:
     return words
 
 
-def from_words(words: Any) -> Any:
+def from_words(words: ArrayLike) -> Any:
     """Joins low and high words: an int for shape (2,), else int64 (...)."""
     words = np.ascontiguousarray(words, dtype="<u4")
     value = words.view("<i8")[..., 0]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal
+from typing import Generic, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from zephon_jax._arrays import as_int
 from zephon_jax._text import short
 from zephon_jax.sources.checks import (
+    ShardedDataset,
     State,
     check_components,
     check_lane,
@@ -107,7 +108,7 @@ class WorkSource(abc.ABC, Generic[State]):
         """A unique id, not negative, for each component that any chunk may hold."""
 
     @property
-    def datasets_by_id(self) -> Mapping[int, Any]:
+    def datasets_by_id(self) -> Mapping[int, ShardedDataset]:
         """The datasets that sample ids refer to, by dataset id; reading needs them."""
         return {}
 

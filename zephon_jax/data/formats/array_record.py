@@ -53,7 +53,7 @@ class ArrayRecordShard(OpenShard):
         self._reader = _open_reader(path)
         self.num_samples: int = self._reader.num_records()
 
-    def read(self, indices: np.ndarray) -> Sequence[Any]:
+    def read(self, indices: np.ndarray) -> Sequence[object]:
         """Returns the records as `bytes`, with one call for all of them."""
         reader = self._reader
         try:

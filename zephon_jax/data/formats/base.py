@@ -96,7 +96,7 @@ class OpenShard(ABC):
     num_samples: int
 
     @abstractmethod
-    def read(self, indices: np.ndarray) -> Sequence[Any]:
+    def read(self, indices: np.ndarray) -> Sequence[object]:
         """Returns the records at `indices` (int64, sorted, repeats allowed) in that order."""
 
     @abstractmethod

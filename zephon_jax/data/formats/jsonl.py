@@ -140,7 +140,7 @@ class JsonlShard(OpenShard):
         self._loads = orjson.loads
         self.num_samples = len(offsets) - 1
 
-    def read(self, indices: np.ndarray) -> Sequence[Any]:
+    def read(self, indices: np.ndarray) -> Sequence[object]:
         """Returns the parsed lines, reading neighbors with one system call.
 
         The parser makes floats of integers beyond 64 bits, without a word. Lines that may have

@@ -9,7 +9,6 @@ import mmap
 import os
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -130,7 +129,7 @@ class MegatronShard(OpenShard):
         # The pointers need not begin at a multiple of 8, which a view does not mind.
         return data[_HEADER.size : middle].view("<i4"), data[middle:end].view("<i8")
 
-    def read(self, indices: np.ndarray) -> Sequence[Any]:
+    def read(self, indices: np.ndarray) -> Sequence[object]:
         """Returns the token ids of each sequence, a copy."""
         first, last = self._spans(indices)
         data, dtype = self._data, self._dtype

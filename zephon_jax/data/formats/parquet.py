@@ -92,7 +92,7 @@ class ParquetShard(OpenShard):
         self._broken: dict[int, Exception] = {}  # by group
         self.num_samples = int(meta.num_rows)
 
-    def read(self, indices: np.ndarray) -> Sequence[Any]:
+    def read(self, indices: np.ndarray) -> Sequence[object]:
         """Returns rows as dicts of Python values."""
         if self._columns == []:  # Of a table without columns nobody knows the rows.
             return [dict(self._added) for _ in indices]
