@@ -96,6 +96,26 @@ def test_index(folder):
     assert "'a' has no files to index" in run("index", "toy.yaml", code=2)
 
 
+def test_rewrite(folder):
+    rows = pa.table({"n": list(range(30_000))})
+    pq.write_table(rows, folder / "rows.parquet")
+    text = run("rewrite", "rows.parquet", "cut.parquet", "--row-group-size", "64KiB")
+    assert "cut.parquet" in text
+    size = pq.read_metadata(folder / "rows.parquet").row_group(0).total_byte_size
+    assert f"1 to {-(-size // 65_536)}" in text
+    assert pq.read_table(folder / "cut.parquet").equals(rows)
+    (facts,) = as_json("rewrite", "*.parquet", "both", "--row-group-size", "0.1MB")[:1]
+    assert (facts["num_rows"], facts["path"]) == (30_000, "both/cut.parquet")
+    again = run("rewrite", "rows.parquet", "cut.parquet", "--row-group-size", "1MiB", code=2)
+    assert "cut.parquet is there already" in again
+    for size in ("1XB", "-1MB", "0", "MiB", "1ib", ""):
+        said = run("rewrite", "rows.parquet", "x.parquet", f"--row-group-size={size}", code=2)
+        assert f"--row-group-size {size!r} is no size" in said
+    said = run("rewrite", "corpora/web", "x", "--row-group-size", "1MiB", code=2)
+    assert "is jsonl: only Parquet files" in said
+    assert not (folder / "x").exists()
+
+
 @pytest.mark.parametrize("processes", [[], ["--processes", "2"]])
 def test_check(folder, processes):
     good = folder / "good.jsonl"

@@ -23,6 +23,7 @@ from zephon_jax.analysis.simulation import Simulation
 from zephon_jax.cli.data_commands import check, describe, facts_of, index
 from zephon_jax.cli.output import answer, as_json_option, bar, careful
 from zephon_jax.cli.output_files import PICTURES, check_apart, check_file, check_picture, draw
+from zephon_jax.cli.rewrite import rewrite
 from zephon_jax.cli.show_batch import show
 from zephon_jax.data.read_samples import datasets_of
 from zephon_jax.mixture.config import SUFFIXES, RunConfig, read_config_file
@@ -57,7 +58,7 @@ def cli() -> None:
     """Looks at training data orders before, during and after a run."""
 
 
-for _command in (describe, check, index, show):
+for _command in (describe, check, index, rewrite, show):
     cli.add_command(_command)
 
 
