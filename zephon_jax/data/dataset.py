@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from zephon_jax._text import short
 from zephon_jax.data.bad_records import OnBadRecord, check_policy
 from zephon_jax.data.cache.stager import Shard
 from zephon_jax.data.dataset_arguments import (
+    DataChanged,
     RowGroups,
     check_alike,
+    check_data_changed,
     checked_columns,
     checked_counts,
     checked_name,
@@ -42,8 +44,6 @@ from zephon_jax.data.shard_store import (
 from zephon_jax.data.split import SplitRule, split_samples, split_shards
 
 __all__ = ["Dataset"]
-
-DataChanged = Literal["raise", "warn"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +73,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         check_policy(self.name, self.on_bad_record, self.max_bad_records)
-        if self.data_changed not in get_args(DataChanged):
-            raise ValueError(
-                f"dataset {self.name!r}: data_changed must be 'raise' or 'warn'; got"
-                f" {short(self.data_changed)}."
-            )
+        check_data_changed(self.name, self.data_changed)
         object.__setattr__(self, "shard_counts", frozen_counts(self.name, self.shard_counts))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from zephon_jax.data.formats.base import AddedColumns, named_error
 from zephon_jax.data.formats.parquet_footer import check_same_columns, hive_columns
 
 __all__ = [
+    "DataChanged",
     "RowGroups",
     "check_alike",
+    "check_data_changed",
     "checked_columns",
     "checked_counts",
     "checked_name",
@@ -24,6 +26,7 @@ __all__ = [
     "known_of",
 ]
 
+DataChanged = Literal["raise", "warn"]
 RowGroups = Literal["files", "shards"]
 
 _MAX_SAMPLES = 1 << 62
@@ -41,6 +44,18 @@ def checked_name(name: object) -> str:
     if not name:
         raise ValueError("a dataset's name must not be empty; got ''.")
     return name
+
+
+def check_data_changed(name: str, data_changed: object) -> None:
+    """Checks what is to be done where a state was saved with other data.
+
+    Raises:
+      ValueError: If it is no choice.
+    """
+    if data_changed not in get_args(DataChanged):
+        raise ValueError(
+            f"dataset {name!r}: data_changed must be 'raise' or 'warn'; got {short(data_changed)}."
+        )
 
 
 def checked_columns(name: str, columns: Any, format_name: str) -> tuple[str, ...]:

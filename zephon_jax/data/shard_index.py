@@ -16,7 +16,6 @@ import json
 import os
 import struct
 import time
-import uuid
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from filelock import FileLock
 
+from zephon_jax._atomic_file import atomic_file
 from zephon_jax._process import PerProcess
 from zephon_jax.data.cache.stager import Shard, Stager, default_stager
 from zephon_jax.data.cache.store import default_folder
@@ -237,27 +237,21 @@ class IndexStore:
 
     def _write(self, path: str, shards: Sequence[Shard], found: Sequence[ShardIndex]) -> None:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        temporary = f"{path}.{uuid.uuid4().hex}"
         rows, num_offsets = [], 0
-        try:
-            with open(temporary, "wb") as file:
-                for shard, index in zip(shards, found, strict=True):
-                    first, checksum = -1, 0
-                    if index.offsets is not None:
-                        offsets = np.ascontiguousarray(index.offsets, "<i8")
-                        first, checksum = num_offsets, zlib.crc32(offsets.data)
-                        file.write(offsets.data)
-                        num_offsets += len(offsets)
-                    known = shard.file.size, shard.file.version, index.num_samples
-                    rows.append([shard.file.path, *_Row(*known, first, checksum, index.facts)])
-                data = json.dumps(rows).encode()
-                data += b" " * (-len(data) % 8)
-                file.write(data)
-                file.write(_FOOTER.pack(len(data), zlib.crc32(data), _MAGIC))
-            os.replace(temporary, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
+        with atomic_file(path) as file:
+            for shard, index in zip(shards, found, strict=True):
+                first, checksum = -1, 0
+                if index.offsets is not None:
+                    offsets = np.ascontiguousarray(index.offsets, "<i8")
+                    first, checksum = num_offsets, zlib.crc32(offsets.data)
+                    file.write(offsets.data)
+                    num_offsets += len(offsets)
+                known = shard.file.size, shard.file.version, index.num_samples
+                rows.append([shard.file.path, *_Row(*known, first, checksum, index.facts)])
+            data = json.dumps(rows).encode()
+            data += b" " * (-len(data) % 8)
+            file.write(data)
+            file.write(_FOOTER.pack(len(data), zlib.crc32(data), _MAGIC))
 
     def _load(self, path: str) -> _Table:
         """Reads an index file; one that is missing or damaged is as good as empty."""

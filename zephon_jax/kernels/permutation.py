@@ -260,22 +260,16 @@ def permute_each(index: Array, size: Array, key: Array, *, small: bool = True) -
     def round_key(number: Array) -> Array:
         return mix32(mix32(first + number * np.uint32(_GOLDEN)) ^ second)
 
-    def one_pair(number: Array, halves: tuple[Array, Array]) -> tuple[Array, Array]:
-        left, right = halves
+    def one_pair(number: Array, value: Array) -> Array:
         number = xp.asarray(number, dtype=xp.uint32)
-        row_key, column_key = round_key(2 * number + 1), round_key(2 * number + 2)
-        moved = left ^ (mix32(right ^ row_key) & grid.mask)
-        lower = right + _scale(mix32(moved ^ column_key), grid.rows, wide=False)
-        lower = xp.minimum(lower, lower - grid.rows)
-        on = number < pairs
-        return xp.where(on, moved, left), xp.where(on, lower, right)
+        keys = round_key(2 * number + 1), round_key(2 * number + 2)
+        moved = round_trip(xp, value, grid._replace(round_keys=keys), inverse=False)
+        return xp.where(number < pairs, moved, value)
 
     def again(at: tuple[Array, Array]) -> tuple[Array, Array]:
         value, inside = at
-        halves = value & grid.mask, value >> grid.shift
-        most = _PAIRS_SMALL if small else PAIRS
-        left, right = jax.lax.fori_loop(0, most, one_pair, halves)
-        value = xp.where(inside, value, (right << grid.shift) | left)
+        moved = jax.lax.fori_loop(0, _PAIRS_SMALL if small else PAIRS, one_pair, value)
+        value = xp.where(inside, value, moved)
         return value, value < size
 
     def some_outside(at: tuple[Array, Array]) -> Array:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from zephon_jax.kernels.keys import digest_words
+from zephon_jax.mixture.fingerprint import without_data
 from zephon_jax.sources.words import from_words
 
 __all__ = [
@@ -57,6 +58,10 @@ class MixtureState(NamedTuple):
         Empty where a digest of them is kept: above 1,024 components, or 64 under virtual time.
         """
         return from_words(np.zeros((0, 2), np.uint32) if self.drawn is None else self.drawn)
+
+    def without_data(self) -> MixtureState:
+        """The state without what its source knows of its data, which may grow in a run."""
+        return self._replace(config=without_data(np.asarray(self.config)))
 
 
 def ledger_digest(carry: np.ndarray, drawn: np.ndarray) -> np.ndarray:

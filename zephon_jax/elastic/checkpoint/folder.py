@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import uuid
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 from fsspec import AbstractFileSystem
 
+from zephon_jax._atomic_file import atomic_file
 from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.lane_files import (
     LANES,
@@ -79,12 +79,8 @@ def write_file(fs: AbstractFileSystem, path: str, data: bytes) -> None:
     if not getattr(fs, "local_file", False):
         fs.pipe_file(path, data)  # object stores make it visible at once
         return
-    beside = f"{path}.{uuid.uuid4().hex}.partial"  # somebody else may be writing the same file
-    with open(beside, "wb") as file:
+    with atomic_file(path) as file:
         file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
 
 
 def read_file(fs: AbstractFileSystem, path: str) -> bytes:
