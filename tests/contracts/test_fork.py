@@ -6,12 +6,14 @@ import json
 import subprocess
 import sys
 import textwrap
+import threading
 import types
 
 import numpy as np
 from support.helpers import mixture
 
 import zephon_jax as zx
+from zephon_jax._process import PerProcess
 
 
 def run(code):
@@ -124,3 +126,13 @@ def test_ranges_of_far_passes_are_those_of_draws():
     got = draws.of_ranges(np.zeros(2, np.int64), first, np.full(2, 1500))
     wanted = np.concatenate([np.arange(1500), np.arange(10**9, 10**9 + 1500)])
     assert np.array_equal(got, draws.of_draws(np.zeros(3000, np.int64), wanted))
+
+
+def test_a_value_may_ask_for_another_while_it_is_made():
+    """As where the garbage collector ends a lane in the middle: its finalizer asks too."""
+    values = PerProcess(lambda *name: name or (values.get("other"), values.get("third")))
+    found = []
+    thread = threading.Thread(target=lambda: found.append(values.get()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert found == [(("other",), ("third",))]

@@ -24,7 +24,7 @@ RANKS = {
     "analysis": 6,
     "cli": 7,
 }
-HELPERS = {"_arrays", "_bounded_cache", "_compat", "_process", "_text", "_warn"}
+HELPERS = {"_arrays", "_atomic_file", "_bounded_cache", "_compat", "_process", "_text", "_warn"}
 LIGHT = {"kernels", "data", "sources", "mixture"}  # neither JAX nor Grain at their top level
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
