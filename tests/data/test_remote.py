@@ -135,6 +135,49 @@ def test_counting_fetches_no_payload(server, bucket, stager, tmp_path):
     reader.close()
 
 
+@pytest.mark.parametrize("room", [1.1, 0.5])
+def test_counting_lines_fetches_each_byte_once(server, bucket, tmp_path, monkeypatch, room):
+    """Copies are kept where there is room for all of them; else nothing is written at all."""
+    monkeypatch.setattr(fetch, "_PART_BYTES", 1000)
+    data = [jsonl(700 + shard, shard) + b" \r\n\n" * shard for shard in range(5)]
+    for shard, lines in enumerate(data):
+        put(bucket, f"{shard}.jsonl", lines)
+    total = sum(map(len, data))
+    monkeypatch.setenv("ZEPHON_JAX_CACHE_BYTES", str(int(room * total)))
+    server.faults.num_bytes = 0
+    dataset = open_remote(server, bucket)
+    assert dataset.shard_counts.tolist() == [700, 701, 702, 703, 704]
+    listings = 5000
+    assert total <= server.faults.num_bytes < total + listings
+    copies = list((tmp_path / "cache").glob("copies/*"))
+    assert sum(path.stat().st_size for path in copies) == (total if room > 1 else 0)
+    if room > 1:  # Reading fetches nothing more.
+        assert zx.read([dataset], [[0, 4, 703]]) == [{"at": [4, 703]}]
+        assert server.faults.num_bytes < total + listings
+        return
+    (tmp_path / "0.jsonl").write_bytes(data[4])
+    assert dataset.shard_digests[4] == Dataset.from_path("a", tmp_path / "0.jsonl").shard_digests[0]
+    assert zx.read([dataset], [[0, 4, 703], [0, 1, 0]]) == [{"at": [4, 703]}, {"at": [1, 0]}]
+
+
+def test_an_object_that_changes_while_its_lines_are_counted(server, bucket, monkeypatch):
+    monkeypatch.setattr(fetch, "_PART_BYTES", 1000)
+    monkeypatch.setenv("ZEPHON_JAX_CACHE_BYTES", "0")
+    put(bucket, "0.jsonl", jsonl(500))
+    read_part, calls = fetch._read_part, []
+
+    def change(file, read, part):
+        calls.append(part)
+        if len(calls) == 3:
+            put(bucket, "0.jsonl", jsonl(500, 7))
+        return read_part(file, read, part)
+
+    monkeypatch.setattr(fetch, "_read_part", change)
+    with pytest.raises(ValueError, match=r"'far', shard 0 .*0.jsonl.*changed since"):
+        open_remote(server, bucket)
+    assert len(calls) > 3
+
+
 def test_truncated_array_record(server, bucket, tmp_path):
     put(bucket, "a.array_record", array_record(tmp_path, 500)[:-70000])
     with pytest.raises(ValueError, match=r"'far', shard 0 .*a.array_record.*cut short"):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar, cast
 
 from zephon_jax._process import DaemonThreads
 from zephon_jax.data.files import File, file_system, stat_file
 from zephon_jax.data.formats.base import FetchRange
 
-__all__ = ["fetch_file", "range_reader", "with_retries"]
+__all__ = ["fetch_file", "range_reader", "read_blocks", "with_retries"]
 
 T = TypeVar("T")
 
@@ -102,11 +102,7 @@ def fetch_file(
     read = range_reader(file.path, storage_options)
 
     def fetch(part: int) -> None:
-        start = part * _PART_BYTES
-        stop = min(start + _PART_BYTES, file.size)
-        data = read(start, stop)
-        if len(data) != stop - start:
-            raise ValueError(_changed(file, f"it now ends at byte {start + len(data)}"))
+        start, data = part * _PART_BYTES, _read_part(file, read, part)
         with open(target, "r+b", buffering=0) as out:
             _write_all(out.fileno(), data, start)
             os.fsync(out.fileno())  # What is written down as done must outlast a power loss.
@@ -115,6 +111,27 @@ def fetch_file(
 
     _run_all(pool, fetch, parts)
     _check_version(file, storage_options)
+
+
+def read_blocks(file: File, storage_options: Mapping[str, object] | None) -> Iterator[bytes]:
+    """Reads a remote file from its beginning to its end, a part in memory at a time.
+
+    Raises:
+      ValueError, OSError: As `fetch_file`.
+    """
+    read = range_reader(file.path, storage_options)
+    for part in range(-(-file.size // _PART_BYTES)):
+        yield _read_part(file, read, part)
+    _check_version(file, storage_options)
+
+
+def _read_part(file: File, read: FetchRange, part: int) -> bytes:
+    start = part * _PART_BYTES
+    stop = min(start + _PART_BYTES, file.size)
+    data = read(start, stop)
+    if len(data) != stop - start:
+        raise ValueError(_changed(file, f"it now ends at byte {start + len(data)}"))
+    return data
 
 
 def _run_all(pool: DaemonThreads, call: Callable[[int], None], parts: list[int]) -> None:

@@ -28,7 +28,7 @@ from zephon_jax._atomic_file import atomic_file
 from zephon_jax._process import PerProcess
 from zephon_jax.data.cache.stager import Shard, Stager, default_stager
 from zephon_jax.data.cache.store import default_folder
-from zephon_jax.data.fetch import range_reader
+from zephon_jax.data.fetch import range_reader, read_blocks
 from zephon_jax.data.files import File, is_local, local_stamp
 from zephon_jax.data.formats import ShardIndex
 from zephon_jax.data.formats.base import named_error
@@ -326,11 +326,19 @@ def check_unchanged(file: File) -> None:
             raise type(error)(f"{file.companion.path}: {error}") from None
 
 
-def _scan(shard: Shard, stager: Stager) -> ShardIndex:
-    """Scans a shard; a remote one by a few ranges, if that can be."""
+def _scan(shard: Shard, stager: Stager, keep: bool = True) -> ShardIndex:
+    """Scans a shard; a remote one by a few ranges, if that can be.
+
+    Args:
+      shard: The shard.
+      stager: What makes the local copy of a remote shard that has to be seen whole.
+      keep: False if no copy is worth being made: it would be gone before the shard is read.
+    """
     file, fmt, options = shard[:3]
     if not is_local(file.path) and fmt.unpacker(file) is None:
         found = fmt.scan_remote(file.path, file.size, lambda url: range_reader(url, options))
+        if found is None and not keep and stager.any_missing([shard]):
+            found = fmt.scan_blocks(read_blocks(file, options))
         if found is not None:
             return found
     with stager.staged(shard) as (path, _):
@@ -343,9 +351,13 @@ def _scan_all(
     describe: Callable[[int], str],
     stager: Stager | None,
 ) -> Iterator[tuple[int, ShardIndex]]:
+    copies = stager or default_stager()
+    # Else the first copies would make room for the last: all would be fetched and written twice.
+    keep = sum(shards[shard_id].file.size for shard_id in missing) <= copies.max_bytes
+
     def scan(shard_id: int) -> ShardIndex:
         try:
-            return _scan(shards[shard_id], stager or default_stager())
+            return _scan(shards[shard_id], copies, keep)
         except Exception as error:
             raise named_error(error, describe(shard_id)) from error
 

@@ -58,6 +58,7 @@ class Stager:
     """
 
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int = DEFAULT_CACHE_BYTES):
+        self.max_bytes = max_bytes
         self._cache = PerProcess(functools.partial(ShardCache, folder, max_bytes))
         self._ahead = PerProcess(functools.partial(LookAhead, self._cache.get))
         self._pool = PerProcess(functools.partial(DaemonThreads, _NUM_FETCHES, "zephon-fetch"))

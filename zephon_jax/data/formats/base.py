@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -183,6 +183,11 @@ class ShardFormat(ABC):
           fetch: Returns the range reader of a URL.
         """
         del path, size, fetch
+        return None
+
+    def scan_blocks(self, blocks: Iterable[bytes]) -> ShardIndex | None:
+        """Counts a file that comes in blocks, in order; None where it has to be there as a file."""
+        del blocks
         return None
 
     def companion(self, path: str) -> str | None:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from zephon_jax.data.formats.base import (
 __all__ = ["JSONL", "JsonlFormat", "line_offsets"]
 
 _SCAN_BYTES = 1 << 20
+_HEAD_BYTES = 4  # that tell a byte order mark or a compressed file
 # Two wanted lines less than this far apart are fetched by one read.
 _GAP_BYTES = 1 << 12
 # A frame that carries no data; tools that compress in parallel put one first.
@@ -70,44 +71,55 @@ def line_offsets(path: str) -> np.ndarray:
       int64 (number of lines + 1,). Lines of white space are blank. They belong to the line before
       them, and a byte order mark to no line.
     """
-    starts, size = [], 0
     with open(path, "rb", buffering=0) as file:
-        marked = os.pread(file.fileno(), len(BYTE_ORDER_MARK), 0) == BYTE_ORDER_MARK
-        previous_end = len(BYTE_ORDER_MARK) if marked else 0  # Where the next line begins.
-        while block := file.read(_SCAN_BYTES):
-            codes = np.frombuffer(block, np.uint8)
-            ends = np.flatnonzero(codes == 10) + (size + 1)
-            if len(ends):
-                begins = np.concatenate([[previous_end], ends[:-1]])
-                starts.append(begins[_are_filled(begins, ends, codes, size, file.fileno())])
-                previous_end = int(ends[-1])
-            size += len(block)
-        tail = [] if _is_blank(file.fileno(), previous_end, size) else [previous_end]
+        return _offsets_in(_with_head(iter(lambda: file.read(_SCAN_BYTES), b"")))
+
+
+def _offsets_in(blocks: Iterable[bytes]) -> np.ndarray:
+    """The line offsets of a file that comes in blocks, none of which is looked at again."""
+    starts, size = [], 0
+    previous_end, begun = 0, False  # Where a line begins, and whether it is known not to be blank.
+    for block in blocks:
+        if not size and block.startswith(BYTE_ORDER_MARK):
+            previous_end = len(BYTE_ORDER_MARK)
+        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10) + 1
+        if len(ends):
+            begins = np.concatenate([[previous_end - size], ends[:-1]])
+            starts.append(begins[_are_filled(begins, ends, block, begun)] + size)
+            previous_end, begun = int(ends[-1]) + size, False
+        begun = begun or bool(block[max(0, previous_end - size) :].strip(_WHITE))
+        size += len(block)
+    tail = [previous_end] if begun else []
     return np.concatenate([*starts, tail, [size]]).astype(np.int64)
 
 
-def _are_filled(
-    begins: np.ndarray, ends: np.ndarray, codes: np.ndarray, base: int, fd: int
-) -> np.ndarray:
-    """True for lines that hold more than white space, given the block at file offset `base`."""
-    length = ends - begins
+def _with_head(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes, of which the first block has enough to tell what the file is."""
+    rest = iter(blocks)
+    head = b""
+    while len(head) < _HEAD_BYTES and (block := next(rest, b"")):
+        head += block
+    return itertools.chain([head] if head else [], rest)
+
+
+def _are_filled(begins: np.ndarray, ends: np.ndarray, block: bytes, begun: bool) -> np.ndarray:
+    """True for lines of a block that hold more than white space.
+
+    Args:
+      begins: int64 (n,), where they begin; the first less than 0 if it begins in an earlier block.
+      ends: int64 (n,), behind their line breaks.
+      block: The block.
+      begun: Whether the first is known not to be blank.
+    """
+    codes, length = np.frombuffer(block, np.uint8), ends - begins
     # The first line may begin in an earlier block.
-    white = _IS_WHITE[codes[np.maximum(begins - base, 0)]] | (begins < base)
+    white = _IS_WHITE[codes[np.maximum(begins, 0)]] | (begins < 0)
     filled = length > 1
-    filled[white & (length == 2) & (begins >= base)] = False  # CR LF
+    filled[white & (length == 2) & (begins >= 0)] = False  # CR LF
     for line in np.flatnonzero(white & filled).tolist():
-        filled[line] = not _is_blank(fd, int(begins[line]), int(ends[line]))
+        filled[line] = bool(block[max(0, begins[line]) : ends[line]].strip(_WHITE))
+    filled[0] |= begun
     return filled
-
-
-def _is_blank(fd: int, start: int, stop: int) -> bool:
-    """True if bytes [start, stop) of a file are white space."""
-    while start < stop:
-        data = os.pread(fd, min(stop - start, _GAP_BYTES), start)
-        if not data or data.strip(_WHITE):
-            return not data
-        start += len(data)
-    return True
 
 
 def _runs(first: np.ndarray, last: np.ndarray) -> list[tuple[int, int]]:
@@ -303,13 +315,18 @@ class JsonlFormat(ShardFormat):
 
     def scan(self, path: str) -> ShardIndex:
         """Finds the lines. The file is read once, and nothing is parsed."""
-        with open(path, "rb") as file:
-            if file.read(4).startswith((GZIP_MAGIC, ZSTD_MAGIC)):
-                raise ValueError(
-                    "the file is compressed, but its name does not say so. "
-                    "End the name in .gz or .zst"
-                )
-        offsets = line_offsets(path)
+        with open(path, "rb", buffering=0) as file:
+            return self.scan_blocks(iter(lambda: file.read(_SCAN_BYTES), b""))
+
+    def scan_blocks(self, blocks: Iterable[bytes]) -> ShardIndex:
+        """Finds the lines of a file that comes in blocks."""
+        whole = _with_head(blocks)
+        head = next(whole, b"")
+        if head.startswith((GZIP_MAGIC, ZSTD_MAGIC)):
+            raise ValueError(
+                "the file is compressed, but its name does not say so. End the name in .gz or .zst"
+            )
+        offsets = _offsets_in(itertools.chain([head] if head else [], whole))
         # Lines in another order have other lengths at most places.
         digest = zlib.crc32(np.ascontiguousarray(offsets, "<i8").data)
         return ShardIndex(len(offsets) - 1, offsets, {"digest": digest})
