@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from support.helpers import wait_until
 
 import zephon_jax as zx
 from zephon_jax.data.reader import Reader
@@ -200,6 +204,97 @@ def test_so_many_and_no_more(tmp_path):
             assert next(iterator)["data"]["n"] == number
     with pytest.raises(ValueError, match=r"'web', shard 0 .*left out 2 bad records.*max_bad_rec"):
         next(iterator)
+
+
+@quiet
+def test_the_bound_holds_after_every_restore(tmp_path):
+    write_lines(tmp_path / "data", 1, 400)
+    source = source_of(tmp_path / "data", "skip", max_bad_records=2)
+    numbers = order_of(source)
+    third = [n for n in numbers if is_bad(n)][2]
+    want = [n for n in numbers[: numbers.index(third)] if not is_bad(n)]
+    iterator = iter(zx.LaneIterDataset(source))
+    for place in range(len(want)):
+        if place % 40 == 0:
+            other = iter(zx.LaneIterDataset(source))
+            other.set_state(json.loads(json.dumps(iterator.get_state())))
+            for number in want[place:]:
+                assert next(other)["data"]["n"] == number
+            with pytest.raises(ValueError, match="left out 2 bad records"):
+                next(other)
+            assert other.num_skipped == {"web": 2}
+        next(iterator)
+
+
+@quiet
+@pytest.mark.parametrize("num_hosts", [1, 2, 4])
+def test_the_bound_is_met_at_the_same_step_on_any_number_of_hosts(tmp_path, num_hosts):
+    write_lines(tmp_path / "data", 4, 400)
+    source = source_of(tmp_path / "data", "skip", chunk_size=40, max_bad_records=1)
+    ends = []
+    for lane in range(4):
+        numbers = order_of(source, lane, 4, 400)
+        second = [n for n in numbers if is_bad(n)][1]
+        ends.append(sum(not is_bad(n) for n in numbers[: numbers.index(second)]))
+    found = []
+    for index in range(num_hosts):
+        iterator = iter(zx.ElasticIterDataset(
+            source, 4, lambda lane: lane.map(lambda e: e["data"]["n"]), process_index=index,
+            process_count=num_hosts, rows_per_sample=None,
+            read_config=zx.MixtureReadConfig(),
+        ))  # fmt: skip
+        step = 0
+        with pytest.raises(zx.LaneError, match="left out 1 bad records"):
+            for step, _ in enumerate(iterator, 1):  # noqa: B007
+                pass
+        found.append(step)
+        iterator.close()
+    assert min(found) == min(ends)
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore:.*fork.*")
+def test_lanes_that_are_killed_go_on_counting(tmp_path):
+    """By SIGKILL, three times: what the last state has not seen is read again."""
+    write_lines(tmp_path / "data", 2, 600)
+    source = source_of(tmp_path / "data", "skip", chunk_size=100)
+    numbers = order_of(source, each=600)
+    good = [n for n in numbers if not is_bad(n)]
+    saved = tmp_path / "saved"
+    saved.write_text(json.dumps([None, []]))
+
+    def load():
+        state, rows = json.loads(saved.read_text())
+        iterator = iter(zx.LaneIterDataset(source))
+        if state is not None:
+            iterator.set_state(state)
+        return iterator, rows
+
+    def work(stop):
+        iterator, rows = load()
+        for element in iterator:
+            rows.append(element["data"]["n"])
+            if len(rows) % 7 == 0:
+                (tmp_path / "new").write_text(json.dumps([iterator.get_state(), rows]))
+                os.replace(tmp_path / "new", saved)
+            if len(rows) == stop + 20:
+                time.sleep(60)  # Here it is killed, with rows that no state has seen.
+
+    for stop in (150, 500, 900):
+        child = os.fork()
+        if child == 0:
+            try:
+                work(stop)
+            finally:
+                os._exit(1)
+        wait_until(lambda stop=stop: len(json.loads(saved.read_text())[1]) >= stop, seconds=60)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    iterator, rows = load()
+    assert 900 <= len(rows) < len(good)
+    rows += [element["data"]["n"] for element in iterator]
+    assert rows == good
+    assert iterator.num_skipped == {"web": sum(map(is_bad, numbers))}
 
 
 @quiet

@@ -335,7 +335,8 @@ def test_fetch_is_resumed_after_kill(server, bucket, tmp_path, monkeypatch):
     arguments = (url, server.storage_options, folder)
     process = multiprocessing.get_context("spawn").Process(target=_read_slowly, args=arguments)
     process.start()
-    wait_until(lambda: server.faults.num_bytes > 12 * PAYLOAD)
+    # A process that starts on a busy machine takes its time.
+    wait_until(lambda: server.faults.num_bytes > 12 * PAYLOAD, seconds=120)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     server.faults.latency = 0
