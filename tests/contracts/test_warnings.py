@@ -171,3 +171,14 @@ def test_kernels_that_do_not_compile_here():
     )  # fmt: skip
     [told] = ran.stdout.splitlines()
     assert told.startswith("<string>: compiled kernels do not work here")
+
+
+def test_a_chunk_that_goes_through_small_data_many_times():
+    """163.84 passes were in the first chunk, and a run of three passes gave as many."""
+    small = zx.Dataset.from_counts("small", [60, 40])
+    with pytest.warns(UserWarning, match=r"163\.84 times all data, 100 samples.* chunk_size = 6,"):
+        zx.StaticMixtureWorkSource([small], {"small": 1})
+    with pytest.warns(UserWarning, match="times all data"):
+        zx.StaticMixtureWorkSource([small], {"small": 1}, stop_after_passes=3)
+    zx.StaticMixtureWorkSource([small], {"small": 1}, chunk_size=6)
+    zx.StaticMixtureWorkSource([small], {"small": 1}, exhausted_policy="redistribute")

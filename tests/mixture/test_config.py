@@ -100,7 +100,7 @@ def test_measured_ratios_are_the_same_from_a_file(tmp_path):
     """What priming measured, written down, is the same number to the last bit."""
     toy = zx.Dataset.from_source("toy", ["a", "b c", "d e f"] * 50)
     tokens = zx.TokenEstimation(str.split)
-    measured = zx.StaticMixtureWorkSource([toy], {"toy": 1}, token_estimation=tokens).prime()
+    measured = zx.StaticMixtureWorkSource([toy], {"toy": 1}, 10, token_estimation=tokens).prime()
     ratios = measured.token_estimation.ratios
     file = tmp_path / "run.yaml"
     base = BASE.replace("[60]", "[60], num_bytes: [600]")

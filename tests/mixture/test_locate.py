@@ -166,6 +166,7 @@ def test_a_chunk_that_holds_a_sample_often_is_read_once(monkeypatch):
     assert len(expected[0, 1, 0]) == 2400
 
 
+@pytest.mark.filterwarnings("ignore:a chunk of .* times all data")
 def test_many_places_take_seconds():
     """164,000 places, which took 2.5 s when each was looked for on its own: 0.2 s together."""
     source = mixture([1], chunk_size=16384, exhausted_policy="repeat")
@@ -274,7 +275,7 @@ def test_a_dataset_without_weight_is_never_held():
 
 def test_bad_input_is_named():
     source = SOURCES["passes"]()
-    endless = mixture([10], exhausted_policy="repeat")
+    endless = mixture([10], chunk_size=10, exhausted_policy="repeat")
     for call, error, text in (
         (lambda: source.locate(5), TypeError, "sample id is"),
         (lambda: source.locate((0, 0)), TypeError, "sample id is"),

@@ -19,6 +19,9 @@ from zephon_jax.mixture.settings import MAX_COUNT, MixtureSettings
 
 __all__ = ["make_rules"]
 
+_PASSES_A_CHUNK = 16  # of all data, from which on a chunk is surely too long
+_CHUNKS_A_PASS = 16  # in the size that is named then
+
 
 def _warn_without_effect(settings: MixtureSettings) -> None:
     """Warns of settings that cannot change anything."""
@@ -41,6 +44,18 @@ def _warn_without_effect(settings: MixtureSettings) -> None:
         said.append("reshuffle_on_repeat, where nothing is shuffled or nothing repeats")
     for text in said[:8]:
         warn(f"this setting has no effect: {text}. Leave it out.")
+
+
+def _warn_of_small_data(settings: MixtureSettings, totals: np.ndarray) -> None:
+    """Warns where a single chunk goes through all data several times: runs end between chunks."""
+    total, size = int(totals.sum()), settings.chunk_size
+    if not 0 < total * _PASSES_A_CHUNK <= size or "repeat" not in settings.exhausted_policy:
+        return
+    warn(
+        f"a chunk of {size:,} samples is {size / total:,.2f} times all data, {total:,} samples:"
+        " chunks are given whole, so a run is at least as long, and each lane has as much. Give"
+        f" chunk_size = {max(1, total // _CHUNKS_A_PASS)}, for {_CHUNKS_A_PASS} chunks a pass."
+    )
 
 
 def _check_sizes(settings: MixtureSettings, totals: np.ndarray) -> None:
@@ -79,6 +94,7 @@ def make_rules(
     if len(settings.history) == 1:  # stages were looked at one by one
         warn_if_moved(settings.fractions, settings.names)
     _check_sizes(settings, totals)
+    _warn_of_small_data(settings, totals)
     leaves = np.fromiter((p == "redistribute" for p in settings.exhausted_policy), dtype=bool)
     weighings = _weighings(settings, totals, growths)
     if settings.allocation == "fixed":
