@@ -59,7 +59,7 @@ def test_a_setting_without_effect(caught):
 def test_a_setting_without_effect_in_a_derived_source(caught, estimated):
     tokens = zx.TokenEstimation.from_shard_totals({"a": [900], "b": [2000]})
     Derived(
-        COUNTED, {"a": 1, "b": 1}, shuffle_block_size=1,
+        COUNTED, {"a": 1, "b": 1}, 100, shuffle_block_size=1,
         token_estimation=tokens if estimated else None,
     )  # fmt: skip
     check_line(caught, "no effect", test_a_setting_without_effect_in_a_derived_source)
