@@ -31,7 +31,7 @@ SOUGHT = {
     "sampler": "concepts/#a-source-is-a-pure-function",
     "shuffle buffer": "configuration/#shuffle_block_size",
     "storage_options": "data/#remote-files",
-    "validation": "data/#parts",
+    "validation": "evaluation/",
 }
 
 
