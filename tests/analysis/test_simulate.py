@@ -288,7 +288,7 @@ def test_reads_in_bytes_and_of_the_beginning_of_a_long_run(tmp_path):
 
 def test_a_record_is_short_and_prints_its_table():
     run = zx.simulate(mixture([100] * 30, names=[f"{n:03}" * 50 for n in range(30)]), 5)
-    for record in (run, zx.audit(run_source := mixture([20]), run_source.init()),
+    for record in (run, zx.audit(run_source := mixture([20], chunk_size=20), run_source.init()),
                    zx.diff(run_source, run_source.replace(seed=3))):  # fmt: skip
         assert len(repr(record)) <= 200
         assert str(record) == record.summary()
@@ -373,7 +373,7 @@ def test_two_datasets_of_one_place_are_named(tmp_path):
 
 
 def test_endless_runs_need_a_number_of_chunks():
-    source = mixture([10], exhausted_policy="repeat")
+    source = mixture([10], chunk_size=10, exhausted_policy="repeat")
     with pytest.raises(ValueError, match="never ends: say how far to look with num_chunks="):
         zx.simulate(source)
 
