@@ -234,7 +234,7 @@ def test_runs_too_long_for_64_bits():
     with pytest.raises(ValueError, match=r"longer than 2\^62"):
         len(long)
     assert chunks_of(long, limit=1)
-    endless = mixture([1000], exhausted_policy="repeat")
+    endless = mixture([10_000], exhausted_policy="repeat")
     for index in (2**62, 2**63, 2**70):
         with pytest.raises(IndexError, match=r"2\^62"):
             endless[index]

@@ -199,7 +199,7 @@ class ConfiguredMixture(MixtureSource):
 
         Example:
           >>> import zephon_jax as zx
-          >>> source = zx.StaticMixtureWorkSource([zx.Dataset.from_counts("a", [90])], {"a": 1})
+          >>> source = zx.StaticMixtureWorkSource([zx.Dataset.from_counts("a", [90])], {"a": 1}, 90)
           >>> source.replace(chunk_size=30).chunk_size_hint()
           30
         """
