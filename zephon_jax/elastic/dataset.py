@@ -18,7 +18,7 @@ from zephon_jax.elastic.iterator import ElasticIterator, HostPlan
 from zephon_jax.elastic.lane_rows import LaneError, LanePlan, Pipeline, lane_dataset
 from zephon_jax.elastic.relane import RelanedSource, boundary_of
 from zephon_jax.elastic.row_samples import RowSamples, sample_ids_at
-from zephon_jax.elastic.row_sharding import row_sharding
+from zephon_jax.elastic.row_sharding import owners_of_lanes
 from zephon_jax.elastic.run_id import run_id_of
 from zephon_jax.elastic.steps import StepRules, constant_rows, rows_at, rows_each
 from zephon_jax.pipelines.lane_lengths import ENDLESS, check_even, lane_lengths
@@ -152,7 +152,7 @@ class ElasticIterDataset(grain.IterDataset):
         """
         import jax
 
-        owners = _owners(sharding, as_int(num_lanes, "num_lanes", 1))
+        owners = owners_of_lanes(sharding, as_int(num_lanes, "num_lanes", 1))
         me = jax.process_index()
         self = cls(source, num_lanes, pipeline, process_index=0, process_count=1, **settings)
         owned = tuple(lane for lane, hosts in enumerate(owners) if me in hosts)
@@ -383,22 +383,3 @@ def _plain_lanes(num_lanes: int, process_index: object, process_count: object) -
     index = as_int(process_index, "process_index", 0, count - 1)
     each = num_lanes // count
     return tuple(range(index * each, (index + 1) * each))
-
-
-def _owners(sharding: NamedSharding, num_lanes: int) -> list[set[int]]:
-    """The processes whose devices hold each lane's rows."""
-    from jax.sharding import NamedSharding
-
-    if not isinstance(sharding, NamedSharding):
-        raise TypeError(f"sharding must be a NamedSharding; got {type(sharding).__name__}.")
-    by_rows, names, num_parts = row_sharding(sharding)
-    if num_lanes % num_parts:
-        raise ValueError(
-            f"num_lanes must be a multiple of the {num_parts} parts that {names} cut the batch"
-            f" into; got {num_lanes}."
-        )
-    owners: list[set[int]] = [set() for _ in range(num_lanes)]
-    for device, (rows,) in by_rows.devices_indices_map((num_lanes,)).items():
-        for lane in range(*rows.indices(num_lanes)):
-            owners[lane].add(device.process_index)
-    return owners
