@@ -7,11 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._arrays import MAX_INDEX
 from zephon_jax.kernels import lanes
 
 __all__ = ["Lane"]
 
-_PAGE = 64  # blocks looked up together: the call costs as much for one block
+# Looked up together: a call costs little more for all of them than for one, half a millisecond, and
+# lanes of a process go through the same blocks. 4,096 lanes keep half a megabyte of them.
+_BLOCKS, _LANES = 16, 64
+_LAST_CHUNK = MAX_INDEX - 1
 
 
 class Lane(NamedTuple):
@@ -29,11 +33,16 @@ class Lane(NamedTuple):
             return chunk_index
         block = (chunk_index - self.origin) // self.num_lanes
         for step in (block, block + 1):
-            page, place = divmod(step, _PAGE)
-            chunks = _page(page, self)
-            if chunks[place] >= chunk_index:
-                return chunks[place]
+            found = self._chunk_of_block(step)
+            if found >= chunk_index:
+                return found
         raise AssertionError("a lane has one chunk in each block")
+
+    def _chunk_of_block(self, block: int) -> int:
+        page, row = divmod(block, _BLOCKS)
+        lanes_page, column = divmod(self.lane, _LANES)
+        like = self if self.lane == lanes_page * _LANES else self._replace(lane=self.lane - column)
+        return _page(page, like).item(row, column)
 
     def lag(self, chunk_index: int) -> int:
         """Blocks from the one that holds a chunk to that of the lane's next chunk: 0 or 1.
@@ -47,10 +56,14 @@ class Lane(NamedTuple):
         return after // self.num_lanes - (chunk_index - self.origin) // self.num_lanes
 
 
-@functools.lru_cache(maxsize=1024)
-def _page(page: int, lane: Lane) -> list[int]:
-    """The lane's chunks in _PAGE consecutive blocks."""
-    steps = np.arange(page * _PAGE, (page + 1) * _PAGE)
-    return lanes.chunk_of_lane(
-        steps, lane.lane, lane.num_lanes, lane.seed, lane.assignment, origin=lane.origin
-    ).tolist()
+@functools.lru_cache(maxsize=2048)
+def _page(page: int, first: Lane) -> np.ndarray:
+    """The chunks of a lane and of those after it in consecutive blocks: int64 (_BLOCKS, n)."""
+    blocks = np.arange(page * _BLOCKS, (page + 1) * _BLOCKS)
+    blocks = np.minimum(blocks, _LAST_CHUNK // first.num_lanes)  # later ones are past any count
+    columns = np.arange(first.lane, min(first.lane + _LANES, first.num_lanes))
+    step, lane = (side.ravel() for side in np.broadcast_arrays(blocks[:, None], columns))
+    found = lanes.chunk_of_lane(
+        step, lane, first.num_lanes, first.seed, first.assignment, origin=first.origin
+    )
+    return found.reshape(blocks.size, columns.size)
