@@ -222,6 +222,10 @@ class GlobalBatches:
         """Loads itself with Orbax v1, whatever hosts saved it."""
         return load_files(directory, self)
 
+    def metrics(self) -> dict[str, int | float]:
+        """Numbers for logs, as `ElasticIterator.metrics`: after the last batch that was placed."""
+        return self.iterator.metrics()
+
     def seek(self, step: int) -> None:
         """Goes to a step without a checkpoint, where the pipeline is one-to-one."""
         self.iterator.seek(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.lane_files import load_files, to_files, write_files
 from zephon_jax.elastic.columns import Columns
 from zephon_jax.elastic.lane_rows import LaneRows, RowBlock
+from zephon_jax.elastic.metrics import RunMeter
 from zephon_jax.elastic.pipeline_name import pipeline_name
 from zephon_jax.elastic.plain_json import lane_state, plain
 from zephon_jax.elastic.prefetch import StepPrefetcher
@@ -72,6 +74,7 @@ class ElasticIterator(grain.DatasetIterator):
         self._plan, self._rules = plan, plan.rules
         self._lanes = [LaneRows(self._rules.plan, lane) for lane in self._rules.owned]
         self._pipeline_name = pipeline_name(self._lanes[0].pipeline)
+        self._meter = RunMeter(self._rules.plan, self._rules.owned, one_to_one=plan.one_to_one)
         self._like: list[Columns] = []
         self._engine: Engine = self._make_engine()
         self._ahead: StepPrefetcher | None = None
@@ -115,10 +118,13 @@ class ElasticIterator(grain.DatasetIterator):
 
         self.start_prefetch()
         assert self._ahead is not None
+        began = time.perf_counter()
         with jax.profiler.TraceAnnotation("zephon_jax.wait"):
             item = self._ahead.take()
+        self._meter.seconds_waited += time.perf_counter() - began
         if isinstance(item, Step):
             self._place = item.place
+            self._meter.see(item.batch)
             return item.batch
         self._halt()
         if item is None:
@@ -297,6 +303,40 @@ class ElasticIterator(grain.DatasetIterator):
         if any(getattr(dataset, "data_changed", "raise") == "warn" for dataset in datasets):
             return  # It has warned of what differs.
         raise ValueError("the state belongs to another run: its source has other settings.")
+
+    def metrics(self) -> dict[str, int | float]:
+        """Numbers for logs, after the last batch handed out: cheap enough for each step.
+
+        Of the run, the same on all hosts:
+          step, rows: Batches and rows of all hosts together.
+          samples/NAME: Samples of a component that were drawn, all lanes together: exact where a
+            chunk ends, in proportion inside.
+          passes/NAME: The same in passes of the component's data, where it is drawn pass by pass.
+        Where pipelines filter or pack, lanes are at different places: samples and passes are then
+        the mean of this host's lanes, up to what packers hold back.
+
+        Of this host:
+          lane_lag_chunks: Chunks between its first and its last lane.
+          tokens/NAME: Tokens with a component in `component_ids` of its batches, since the iterator
+            was made; missing where rows are not packed.
+          seconds_waited: Time that `next` has waited for batches.
+          cache_hits, cache_misses: Reads of remote or packed shards that found their copy in the
+            cache folder, or did not; in this process, as blocks_decoded, the Parquet row groups
+            that were decoded.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> numbers = zx.Dataset.from_source("numbers", list(range(64)))
+          >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=8)
+          >>> lanes = iter(zx.ElasticIterDataset(
+          ...     source, 2, lambda lane: lane.map(lambda e: e["data"]), process_index=0,
+          ...     process_count=1))
+          >>> batches = [next(lanes) for _ in range(3)]
+          >>> found = lanes.metrics()
+          >>> found["step"], found["rows"], found["samples/numbers"], found["passes/numbers"]
+          (3, 6, 6, 0.09375)
+        """
+        return self._meter.metrics(self._place)
 
     async def save(self, directory: Any) -> Any:
         """Saves itself with Orbax v1: takes the state now and returns what writes it later."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from zephon_jax._arrays import as_int
 
-__all__ = ["lane_state", "plain", "revive"]
+__all__ = ["lane_state", "place_in", "plain", "revive"]
 
 _TUPLE = "__tuple__"
 
@@ -64,3 +64,22 @@ def lane_state(lane: int, state: Any) -> Any:
     if used < 0:
         raise ValueError(f"lane {lane}: {used} rows of a batch were used, of which there is none.")
     return revived
+
+
+def place_in(state: object) -> Mapping[str, Any] | None:
+    """The place of the lane's dataset in the state of its pipeline; None where there is not one.
+
+    Args:
+      state: As `LaneRows.get_state` gives it, or any part of it.
+    """
+    waiting, found = [state], []
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, Mapping):
+            if {"lane", "num_lanes", "state", "slot"} <= part.keys():
+                found.append(part)
+            else:
+                waiting += part.values()
+        elif isinstance(part, (list, tuple)):
+            waiting += part
+    return found[0] if len(found) == 1 else None

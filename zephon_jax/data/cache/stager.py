@@ -11,6 +11,7 @@ import errno
 import functools
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from zephon_jax.data.files import File, is_local
 from zephon_jax.data.formats import ShardFormat
 from zephon_jax.data.formats.base import AddedColumns
 
-__all__ = ["Shard", "Stager", "default_stager"]
+__all__ = ["CacheCounts", "Shard", "Stager", "default_stager"]
 
 DEFAULT_CACHE_BYTES = 32 << 30
 
@@ -49,6 +50,13 @@ class Shard(NamedTuple):
     added: AddedColumns = ()
 
 
+class CacheCounts(NamedTuple):
+    """How often a read found the copy of its shard, or had to wait until it was made."""
+
+    cache_hits: int
+    cache_misses: int
+
+
 class Stager:
     """Makes copies in a cache folder, now or ahead of need. Safe to share between threads.
 
@@ -62,6 +70,17 @@ class Stager:
         self._cache = PerProcess(functools.partial(ShardCache, folder, max_bytes))
         self._ahead = PerProcess(functools.partial(LookAhead, self._cache.get))
         self._pool = PerProcess(functools.partial(DaemonThreads, _NUM_FETCHES, "zephon-fetch"))
+        self._lock, self._counts = threading.Lock(), CacheCounts(0, 0)
+
+    @property
+    def counts(self) -> CacheCounts:
+        """How often a copy was wanted in this process."""
+        return self._counts
+
+    def _count(self, found: bool) -> None:
+        with self._lock:
+            hits, misses = self._counts
+            self._counts = CacheCounts(hits + found, misses + (not found))
 
     @property
     def cache(self) -> ShardCache:
@@ -88,6 +107,7 @@ class Stager:
         with contextlib.ExitStack() as leases:
             held = []
             for entry in self.entries(shard):
+                self._count(self.cache.has(entry.name))
                 lease = self.cache.acquire(entry)
                 assert lease is not None  # Only a copy ahead of need can be refused.
                 held.append(leases.enter_context(lease))
