@@ -46,6 +46,7 @@ def progress_of(source: WorkSource, saved: SavedStates) -> list[LaneProgress]:
 
 def _of_state(source: WorkSource, saved: SavedState) -> LaneProgress:
     state, slot = decode_state(source, saved.data), saved.slot
+    source.check_slot(saved.data, slot)
     lane, num_lanes = lane_of(state)
     check_saved_lane(saved, lane, num_lanes)
     chunk, after = source.next_chunk(state)

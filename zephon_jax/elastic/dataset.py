@@ -283,6 +283,32 @@ class ElasticIterDataset(grain.IterDataset):
         """
         return sample_ids_at(self, step, state)
 
+    def boundary(self, state: Mapping[str, object]) -> int:
+        """The first chunk of a block of lanes that no lane has read, where a run may be changed.
+
+        `source.with_mixture(mixture, at=dataset.boundary(state))` is a source that goes on from the
+        state. What pipelines hold back counts as read: each lane is restored and reads for a row.
+
+        Args:
+          state: Where the run stands, with all lanes, as for `relane`.
+
+        Raises:
+          ValueError: If lanes are missing, or a pipeline reads in processes of its own.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> numbers = zx.Dataset.from_source("numbers", list(range(64)))
+          >>> source = zx.StaticMixtureWorkSource([numbers], {"numbers": 1}, chunk_size=8)
+          >>> lanes = zx.ElasticIterDataset(
+          ...     source, 2, lambda lane: lane.map(lambda e: e["data"]), process_index=0,
+          ...     process_count=1)
+          >>> iterator = iter(lanes)
+          >>> _ = [next(iterator) for _ in range(9)]  # each lane is in its second chunk
+          >>> lanes.boundary(iterator.get_state())
+          4
+        """
+        return boundary_of(self.plan, state)
+
     def relane(self, state: Mapping[str, object], num_lanes: int) -> Relaned:
         """Goes on with another number of lanes. All hosts call it, with the same state.
 

@@ -21,6 +21,7 @@ from zephon_jax.elastic.plain_json import lane_state, plain
 from zephon_jax.elastic.prefetch import StepPrefetcher
 from zephon_jax.elastic.process_engine import ProcessEngine
 from zephon_jax.elastic.run_id import run_id_of
+from zephon_jax.elastic.saved_changes import check_changes, check_not_read, plain_changes
 from zephon_jax.elastic.steps import (
     Engine,
     Step,
@@ -75,6 +76,7 @@ class ElasticIterator(grain.DatasetIterator):
         self._lanes = [LaneRows(self._rules.plan, lane) for lane in self._rules.owned]
         self._pipeline_name = pipeline_name(self._lanes[0].pipeline)
         self._meter = RunMeter(self._rules.plan, self._rules.owned, one_to_one=plan.one_to_one)
+        self._changes = plain_changes(self._rules.plan.source)
         self._like: list[Columns] = []
         self._engine: Engine = self._make_engine()
         self._ahead: StepPrefetcher | None = None
@@ -205,6 +207,7 @@ class ElasticIterator(grain.DatasetIterator):
             "pipeline": self._pipeline_name, "pipeline_id": self._plan.pipeline_id,
             "lanes": {str(lane): plain(state) for lane, state in lanes},
             **({} if end is None else {"end": end}),
+            **({"changes": self._changes} if self._changes else {}),
         }  # fmt: skip
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -263,8 +266,8 @@ class ElasticIterator(grain.DatasetIterator):
         if missing:
             raise ValueError(f"the state lacks lanes {missing} that this host owns.")
         if run != self.run_id:
-            # The first lane's own state says what differs.
-            self._refuse(run, lanes[str(self.owned_lanes[0])])
+            check_changes(state, self._changes)
+            self._refuse(run, lanes)
         if spec and self._place.spec and spec != self._place.spec:
             raise ValueError(
                 f"the state is of a pipeline that yields {spec}; this one yields"
@@ -293,12 +296,17 @@ class ElasticIterator(grain.DatasetIterator):
                 " mean the same."
             )
 
-    def _refuse(self, run: object, state: Any) -> None:
+    def _refuse(self, run: object, states: Mapping[str, Any]) -> None:
         """Says what differs; returns where the run goes on with what changed."""
-        LaneRows(self._rules.plan, self.owned_lanes[0]).set_state(state)
-        source = self._rules.plan.source
-        if any(run_id_of(one, self.num_lanes) == run for one in source.earlier_forms()):
-            return
+        plan, lane = self._rules.plan, self.owned_lanes[0]
+        LaneRows(plan, lane).set_state(lane_state(lane, states[str(lane)]))
+        source = plan.source
+        for form in reversed(source.earlier_forms()):
+            if run_id_of(form, self.num_lanes) == run:
+                check_not_read(
+                    plan, form, {n: lane_state(n, states[str(n)]) for n in self.owned_lanes}
+                )
+                return
         datasets = source.datasets_by_id.values()
         if any(getattr(dataset, "data_changed", "raise") == "warn" for dataset in datasets):
             return  # It has warned of what differs.

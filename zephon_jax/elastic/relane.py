@@ -25,7 +25,7 @@ from zephon_jax.sources.stopped import SourcePart
 from zephon_jax.sources.words import from_words
 from zephon_jax.sources.work_source import WorkSource
 
-__all__ = ["RelanedSource", "boundary_of"]
+__all__ = ["RelanedSource", "boundary_of", "read_up_to"]
 
 
 class RelanedSource(SourcePart[MixtureState]):
@@ -139,17 +139,31 @@ def boundary_of(plan: LanePlan, state: Mapping[str, Any]) -> int:
         return _kept_end(state["end"], begin, num_lanes)
     blocks = [0]
     for lane in range(num_lanes):
-        rows = LaneRows(plan, lane)
-        rows.set_state(revive(state["lanes"][str(lane)]))
-        rows.take(1)
-        rows.close()  # first: a pipeline may read ahead on a thread
-        place = rows.read_up_to()
+        place = read_up_to(plan, lane, revive(state["lanes"][str(lane)]))
         decoded = state_from_dict(source, place, (lane, num_lanes))
         chunk, _ = draw(source, decoded)
         if chunk is not None and chunk.chunk_index is not None:
             begun = int(place["slot"]) > 0
             blocks.append((chunk.chunk_index - begin) // num_lanes + begun)
     return begin + max(blocks) * num_lanes
+
+
+def read_up_to(plan: LanePlan, lane: int, state: Any) -> dict[str, Any]:
+    """Where a lane stands that is restored and takes a row: how far its pipeline reads for it.
+
+    Args:
+      plan: The lanes.
+      lane: The lane.
+      state: Its own state, as `LaneRows.get_state` gave it.
+
+    Raises:
+      ValueError: If it does not fit the pipeline, or the pipeline reads in processes of its own.
+    """
+    rows = LaneRows(plan, lane)
+    rows.set_state(state)
+    rows.take(1)
+    rows.close()  # first: a pipeline may read ahead on a thread
+    return rows.read_up_to()
 
 
 def _kept_end(end: object, begin: int, num_lanes: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from zephon_jax.mixture.settings import (
     make_settings,
 )
 from zephon_jax.sources.checks import ShardedDataset
-from zephon_jax.sources.codec import Plain, encode_state, open_fields
+from zephon_jax.sources.codec import Plain, decode, encode_state, open_fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,10 +39,38 @@ _BUILT = (
 )  # fmt: skip
 
 
+_Mixture = TypeVar("_Mixture", bound="ConfiguredMixture")
+
+
+class _EarlierForms(Sequence[_Mixture]):
+    """A source before each of its changes: there may be thousands, of which one is asked for."""
+
+    def __init__(self, source: _Mixture):
+        self._source = source
+        self._made: dict[int, _Mixture] = {}
+
+    def __len__(self) -> int:
+        return len(self._source.changes)
+
+    @overload
+    def __getitem__(self, index: int) -> _Mixture: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[_Mixture]: ...
+
+    def __getitem__(self, index: int | slice) -> _Mixture | list[_Mixture]:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        number = range(len(self))[index]
+        if number not in self._made:
+            self._made[number] = self._source._before_change(number)
+        return self._made[number]
+
+
 class ConfiguredMixture(MixtureSource):
     """A mixture that keeps its arguments, for pickles and for sources that differ in some."""
 
-    _earlier: list[Self] | None
+    _earlier: _EarlierForms[Self] | None
 
     def _build(self, datasets: tuple[ShardedDataset, ...], arguments: MixtureArguments) -> None:
         """Makes everything that follows from the arguments."""
@@ -76,29 +104,54 @@ class ConfiguredMixture(MixtureSource):
         return tuple(self._arguments.changes)
 
     def earlier_forms(self) -> Sequence[Self]:
-        """This source as it was before each of its changes, in their order."""
+        """This source as it was before each of its changes, in their order, made when asked for."""
         if self._earlier is None:
-            made: list[Self] = []
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # said once, where the source was first made
-                for number in range(len(self._arguments.changes)):
-                    form = type(self).__new__(type(self))
-                    form._build(*as_before(self._datasets, self._arguments, number))
-                    made.append(form)
-            self._earlier = made
+            self._earlier = _EarlierForms(self)
         return self._earlier
 
-    def _bring_up_to_date(self, fields: list[Plain]) -> None:
+    def _before_change(self, number: int) -> Self:
+        """This source as it was before one of its changes."""
+        form = type(self).__new__(type(self))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said once, where the source was first made
+            form._build(*as_before(self._datasets, self._arguments, number))
+        return form
+
+    def _form_of(self, fields: list[Plain]) -> tuple[Self, Change] | None:
+        """What this source was when an encoded state was made, and the first change since.
+
+        None where the state is of the source as it is now, or of none of its forms.
+        """
         if not self._arguments.changes:
-            return
+            return None
         config = field_words(fields, "config")
         if not config.size or not differences(self.run.config, config):
-            return
-        for form, change in zip(self.earlier_forms(), self._arguments.changes, strict=True):
+            return None
+        for number in reversed(range(len(self._arguments.changes))):  # most often the last one
+            form = self.earlier_forms()[number]
             if not differences(form.run.config, config):
-                state = state_after_change(self, fields, change)
-                fields[:] = open_fields(encode_state(state))[1]
-                return
+                return form, self._arguments.changes[number]
+        return None
+
+    def _bring_up_to_date(self, fields: list[Plain]) -> None:
+        found = self._form_of(fields)
+        if found is not None:
+            state = state_after_change(self, fields, found[1])
+            fields[:] = open_fields(encode_state(state))[1]
+
+    def check_slot(self, data: bytes, slot: int) -> None:
+        """Refuses a state from before a change whose lane has read a part of a changed chunk."""
+        found = self._form_of(open_fields(data)[1]) if slot else None
+        if found is None:
+            return
+        form, change = found
+        chunk, _ = form.next_chunk(decode(form, data))
+        if chunk is not None and (chunk.chunk_index or 0) >= change.first_chunk:
+            raise ValueError(
+                f"the lane has read {slot} samples of chunk {chunk.chunk_index} by the weights"
+                f" before chunk {change.first_chunk}, where the mixture was changed. Make the"
+                " change at a later chunk."
+            )
 
     @property
     def run(self) -> MixtureRun:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from zephon_jax._text import short
 from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.kernels.weights import common_units
@@ -29,7 +30,7 @@ from zephon_jax.mixture.settings import (
 from zephon_jax.mixture.state import MixtureState
 from zephon_jax.sources.checks import ShardedDataset
 
-__all__ = ["ScheduledMixtureWorkSource", "changed"]
+__all__ = ["ScheduledMixtureWorkSource", "changed", "replayed"]
 
 
 class ScheduledMixtureWorkSource(ConfiguredMixture):
@@ -171,6 +172,39 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
         """
         return changed(self, mixture, at, datasets, settings)
 
+    def with_changes(
+        self,
+        changes: Sequence[Sequence[object]],
+        *,
+        datasets: Sequence[ShardedDataset] = (),
+        **settings: object,
+    ) -> ScheduledMixtureWorkSource:
+        """This source with the changes that its run went through, to go on from a saved state.
+
+        The script that starts a run again makes its source as it was planned, and gives it the
+        changes that the last checkpoint holds. From the same datasets it is the source of the run,
+        bit for bit; a state of another history is refused.
+
+        Args:
+          changes: `changes` of the source that the run had, or of a state that it saved:
+            `zx.read_checkpoint(directory).get("changes", [])`.
+          datasets: As they are after all changes: those that are new, and those with more shards.
+          **settings: As in `with_mixture`.
+
+        Raises:
+          TypeError, ValueError: If they are not changes of this source, naming the first.
+
+        Example:
+          >>> import zephon_jax as zx
+          >>> web, code = (zx.Dataset.from_counts(name, [900]) for name in ("web", "code"))
+          >>> source = zx.StaticMixtureWorkSource([web], {"web": 1}, chunk_size=10)
+          >>> changed = source.with_mixture({"web": 1, "code": 1}, at=40, datasets=[code])
+          >>> again = source.with_changes(changed.changes, datasets=[code])
+          >>> zx.encode_state(again.seek(50)) == zx.encode_state(changed.seek(50))
+          True
+        """
+        return replayed(self, changes, datasets, settings)
+
 
 def changed(
     source: ConfiguredMixture,
@@ -200,11 +234,45 @@ def changed(
         num_shards=tuple(len(dataset.shard_counts) for dataset in before),
         drawn=tuple(position.drawn.tolist()),
     )
+    return _with_changes(source, after, (*source.changes, change), settings)
+
+
+def replayed(
+    source: ConfiguredMixture,
+    changes: Sequence[Sequence[object]],
+    datasets: Sequence[ShardedDataset],
+    settings: Mapping[str, object],
+) -> ScheduledMixtureWorkSource:
+    """`ScheduledMixtureWorkSource.with_changes` of any mixture."""
+    before = tuple(source.datasets_by_id.values())
+    after = with_datasets(before, check_datasets(datasets) if datasets else ())
+    kept = checked_changes(changes, after)
+    for number, (mine, other) in enumerate(zip(source.changes, kept, strict=False)):
+        if mine != other:
+            raise ValueError(
+                f"changes[{number}] is {short(other)}, and the source has {short(mine)}: give the"
+                " changes of this run, from the first on."
+            )
+    if len(kept) < len(source.changes):
+        raise ValueError(
+            f"changes has {len(kept)} entries, and the source was changed {len(source.changes)}"
+            " times: a run does not take changes back."
+        )
+    return _with_changes(source, after, kept, settings)
+
+
+def _with_changes(
+    source: ConfiguredMixture,
+    datasets: Sequence[ShardedDataset],
+    changes: tuple[Change, ...],
+    settings: Mapping[str, object],
+) -> ScheduledMixtureWorkSource:
+    """A source with other changes and the datasets that there are after them."""
     arguments = {"ramp": "step", **dict(source.arguments.items()), **settings}
     own = arguments.pop("mixture", None)
     if "stages" not in arguments:
         arguments["stages"] = [Stage(mixture=own)]
-    arguments["changes"] = (*source.changes, change)
-    made = ScheduledMixtureWorkSource(after, **arguments)
+    arguments["changes"] = changes
+    made = ScheduledMixtureWorkSource(datasets, **arguments)
     check_settings(source.settings, made.settings)
     return made

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from zephon_jax.data.decoding_costs import warn_of_decoding
 from zephon_jax.data.token_estimation import TokenEstimation
 from zephon_jax.mixture.configured import ConfiguredMixture
-from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource, changed
+from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource, changed, replayed
 from zephon_jax.mixture.settings import (
     AllocationName,
     Assignment,
@@ -119,3 +119,16 @@ class StaticMixtureWorkSource(ConfiguredMixture):
         Takes the arguments of `ScheduledMixtureWorkSource.with_mixture`.
         """
         return changed(self, mixture, at, datasets, settings)
+
+    def with_changes(
+        self,
+        changes: Sequence[Sequence[object]],
+        *,
+        datasets: Sequence[ShardedDataset] = (),
+        **settings: object,
+    ) -> ScheduledMixtureWorkSource:
+        """This source with the changes that its run went through, to go on from a saved state.
+
+        Takes the arguments of `ScheduledMixtureWorkSource.with_changes`.
+        """
+        return replayed(self, changes, datasets, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import base64
 import os
 import weakref
 from collections import deque
@@ -114,6 +115,24 @@ class LaneIterDataset(grain.IterDataset):
                 " sequential_slice=False."
             )
         self._slice = slice(sl.start or 0, None, sl.step or 1)
+
+    def check_place(self, state: Mapping[str, Any]) -> tuple[Any, int]:
+        """Checks that a place of `get_state` is of this lane; nothing is read.
+
+        Returns:
+          The source's state, and how many samples of its next chunk were taken.
+
+        Raises:
+          ValueError: If it belongs to another lane, number of lanes or source.
+        """
+        decoded = state_from_dict(self.source, state, (self.lane, self.num_lanes))
+        slot, check = state.get("slot"), state.get("check")
+        if type(slot) is not int or slot < 0 or check != slot_check(state["state"], slot):
+            raise ValueError(
+                f"not the state of a lane, or damaged: slot = {slot!r} does not fit its check."
+            )
+        self.source.check_slot(base64.b64decode(state["state"]), slot)
+        return decoded, slot
 
     def __str__(self) -> str:
         return f"LaneIterDataset({self.source!r}, lane={self.lane}, num_lanes={self.num_lanes})"
@@ -337,13 +356,7 @@ class LaneIterator(grain.DatasetIterator):
         Raises:
           ValueError: If it belongs to another lane, number of lanes or source.
         """
-        decoded = state_from_dict(self._dataset.source, state, self._lane)
-        slot = state.get("slot")
-        check = state.get("check")
-        if type(slot) is not int or slot < 0 or check != slot_check(state["state"], slot):
-            raise ValueError(
-                f"not the state of a lane, or damaged: slot = {slot!r} does not fit its check."
-            )
+        decoded, slot = self._dataset.check_place(state)
         self._go_to(decoded, slot, checked_counts(state.get(SKIPPED, {})))
 
     def _set_next_index(self, index: int) -> None:

@@ -23,7 +23,7 @@ from zephon_jax.kernels.keys import digest_words
 from zephon_jax.sources.checks import ShardedDataset, check_lane
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkSpan
-from zephon_jax.sources.codec import Plain
+from zephon_jax.sources.codec import Plain, decode, encode_state
 from zephon_jax.sources.part_cursor import FAR, Cursor, Part
 from zephon_jax.sources.part_names import PartNames
 from zephon_jax.sources.turns import ByWeights, InTurn, Stretch, Turns, end_of_stretch
@@ -203,6 +203,18 @@ class CombinedSource(WorkSource[CombinedState]):
                     if isinstance(mine, list):
                         with _Named(place):
                             part.source.check_encoded(mine)
+
+    def check_slot(self, data: bytes, slot: int) -> None:
+        """Refuses a lane inside a chunk where a part was changed since its state was made.
+
+        Which part gave the chunk, and whether it would give it again, is not worked out.
+        """
+        if slot and encode_state(decode(self, data)) != data:
+            raise ValueError(
+                f"a part of {self!r} was changed in mid-run since the state was saved, and the lane"
+                f" has read {slot} samples of a chunk, which may be drawn otherwise now. Go on from"
+                " a state where chunks end."
+            )
 
     def _check_config(self, is_mine: bool) -> None:
         if not is_mine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -28,6 +28,11 @@ class SourcePart(WorkSource[State]):
     def uncut(self) -> WorkSource[State]:
         """The whole source of which this is a part."""
         return self.source.uncut
+
+    @property
+    def changes(self) -> Sequence[Sequence[object]]:
+        """The source's changes."""
+        return self.source.changes
 
     def init(self, lane: int = 0, num_lanes: int = 1) -> State:
         """The source's own first state."""
@@ -80,6 +85,10 @@ class SourcePart(WorkSource[State]):
     def check_state(self, state: State) -> None:
         """Checks that a state belongs to the source."""
         self.source.check_state(state)
+
+    def check_slot(self, data: bytes, slot: int) -> None:
+        """Checks that a lane may go on inside a chunk."""
+        self.source.check_slot(data, slot)
 
 
 class StoppedSource(SourcePart[State]):

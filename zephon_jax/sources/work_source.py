@@ -214,9 +214,25 @@ class WorkSource(abc.ABC, Generic[State]):
         """A source of the same data in chunks of another size, or None where there is none."""
         return None
 
+    @property
+    def changes(self) -> Sequence[Sequence[object]]:
+        """What was changed in mid-run, as plain integers, which saved runs keep: see `Change`."""
+        return ()
+
     def earlier_forms(self) -> Sequence[WorkSource[State]]:
         """The source as it was before changes made in mid-run, whose states go on with it."""
         return ()
+
+    def check_slot(self, data: bytes, slot: int) -> None:
+        """Checks that a lane may go on inside the next chunk of a state, where it stood.
+
+        Args:
+          data: The state, encoded, which belongs to the source.
+          slot: Samples of its next chunk that the lane has read.
+
+        Raises:
+          ValueError: If that chunk is drawn otherwise since.
+        """
 
     @property
     def uncut(self) -> WorkSource[State]:

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from zephon_jax._text import short
+
 if TYPE_CHECKING:
     from zephon_jax.elastic.checkpoint.checkpointable import Checkpointable
 
@@ -33,8 +35,9 @@ __all__ = [
 LANES = "zephon_jax lanes"
 LANES_NAME = re.compile(r"lanes-[0-9]{6,}-[0-9a-f]{16}\.json")  # as `to_files` names them
 _SHARED = ("version", "run", "num_lanes", "step", "rows", "spec")  # the same in all files
-# Of states of version 2 and later; the last where lanes are run to a cut.
-_SINCE_2 = ("pipeline", "pipeline_id", "end")
+# Of states of version 2 and later; "end" where lanes are run to a cut, "changes" where the mixture
+# was changed in mid-run.
+_SINCE_2 = ("pipeline", "pipeline_id", "end", "changes")
 
 
 def shared_fields(state: Mapping[str, object]) -> dict[str, object]:
@@ -156,14 +159,14 @@ def check_alike(name: str, body: Mapping[str, Any], other: str, first: Mapping[s
     said = {
         "version": "version", "run": "run", "num_lanes": "number of lanes", "step": "step",
         "rows": "number of rows", "spec": "kind of row", "pipeline": "pipeline",
-        "pipeline_id": "pipeline_id", "end": "cut",
+        "pipeline_id": "pipeline_id", "end": "cut", "changes": "mixture",
     }  # fmt: skip
     for field in said:
         if body.get(field) != first.get(field):
             raise ValueError(
                 f"lanes {sorted(map(int, body['lanes']))} in {name} are of another {said[field]}"
-                f" ({body.get(field)!r}) than lanes {sorted(map(int, first['lanes']))} in {other}"
-                f" ({first.get(field)!r})."
+                f" ({short(body.get(field))}) than lanes {sorted(map(int, first['lanes']))} in"
+                f" {other} ({short(first.get(field))})."
             )
 
 
