@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from zephon_jax._arrays import MAX_INDEX, as_int, is_tracer
+from zephon_jax._arrays import MAX_INDEX, as_int
 from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import named_digests
@@ -225,12 +225,6 @@ class MixtureSource(WorkSource[MixtureState]):
         run = self.run
         standing = run.states.known(state)
         if standing is None:
-            if is_tracer(getattr(state, "chunk", None)):
-                raise TypeError(
-                    f"{type(self).__name__}.next_chunk draws on the host and cannot be traced by"
-                    " jax. zx.traced(source, num_chunks=...) gives its chunks under jit, scan and"
-                    " vmap."
-                )
             state = self._of_now(state)
             self.check_state(state)
             standing = run.states.known(state) or run.states.standing(state)

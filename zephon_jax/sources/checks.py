@@ -1,7 +1,8 @@
 """What any source must keep to, checked where it meets the library: its lanes and its chunks.
 
 Whoever steps through a source does so by `first_state` and `draw`, so that the methods of a user's
-source stay as they were written and its mistakes are still named.
+source stay as they were written and its mistakes are still named. (But for `next_chunk`, which says
+by name that JAX cannot trace it: that is called by JAX alone.)
 """
 
 # Callers may not be typed.
