@@ -16,6 +16,7 @@ __all__ = [
     "distributed_hosts",
     "replace_parent",
     "set_next_index",
+    "share_names",
 ]
 
 # Datasets that join elements into batches, and those that hand out rows of their own again.
@@ -93,3 +94,23 @@ def replace_parent(iterator: grain.DatasetIterator, parent: grain.DatasetIterato
         current = trees.pop()
         current._ctx = iterator._ctx
         trees.extend(current._parents)
+
+
+def share_names(dataset: Any, like: Any) -> None:
+    """Gives a Grain dataset's transformations the names that those of one like it have.
+
+    Grain finds a function's name and line in its source file, a third of a millisecond for each.
+    """
+    while type(dataset) is type(like):
+        name = vars(like).get("_transform_name")
+        pair = getattr(dataset, "_transform", None), getattr(like, "_transform", None)
+        if name is not None and _same_code(*pair):
+            vars(dataset)["_transform_name"] = name
+        if len(dataset.parents) != 1 or len(like.parents) != 1:
+            return
+        dataset, like = dataset.parents[0], like.parents[0]
+
+
+def _same_code(one: object, other: object) -> bool:
+    code = getattr(one, "__code__", None)
+    return one is other or (code is not None and code is getattr(other, "__code__", None))

@@ -146,8 +146,8 @@ def ended(*lines):
         "import zephon_jax as zx\n"
         "from support.elastic_runs import hosts, readable, rows\n"
         "from zephon_jax.elastic import iterator, prefetch\n"
-        "from zephon_jax.pipelines import lane_dataset\n"
-        "lane_dataset._SECONDS_AT_EXIT = prefetch._SECONDS_AT_EXIT = 0.5\n"
+        "from zephon_jax.pipelines import read_threads\n"
+        "read_threads._SECONDS_AT_EXIT = prefetch._SECONDS_AT_EXIT = 0.5\n"
         "iterator._SECONDS_TO_END = 0.5\n"
         "if __name__ == '__main__':",
         *lines,

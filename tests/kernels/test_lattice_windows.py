@@ -101,3 +101,30 @@ def test_sizes_are_checked():
         LatticeWindows(np.asarray([0, 0]), 0, 1)
     with pytest.raises(ValueError, match="got 268435457"):
         LatticeWindows(np.asarray([(1 << 28) + 1]), 0, 1)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_many_orders_are_those_of_each_chunk(seed):
+    rng = np.random.default_rng(seed)
+    n, k, lanes = int(rng.integers(1, 20)), int(rng.choice([1, 2, 9])), int(rng.integers(1, 99))
+    size = int(rng.integers(1, 500))
+    cuts = np.sort(rng.integers(0, size + 1, (n, k - 1)), axis=1)
+    counts = np.diff(cuts, prepend=0, append=size, axis=1)
+    slots = rng.integers(0, lanes, n)
+    many = LatticeWindows.of_chunks(counts, slots, lanes)
+    start = int(rng.integers(0, size + 1))
+    stop = int(rng.integers(start, size + 1))
+    found = LatticeWindows.windows_of(many, start, stop)
+    for row, slot, one, window in zip(counts, slots.tolist(), many, found, strict=True):
+        order = lattice.order(row, slot, lanes)
+        assert one.size == size
+        np.testing.assert_array_equal(window.component, order[start:stop])
+        np.testing.assert_array_equal(window.number, numbers_of(order, k)[start:stop])
+        np.testing.assert_array_equal(window.first, np.bincount(order[:start], minlength=k))
+
+
+def test_orders_found_together_are_of_one_size():
+    with pytest.raises(ValueError, match="one size; got 3 to 4 samples"):
+        LatticeWindows.of_chunks(np.asarray([[2, 1], [2, 2]]), np.asarray([0, 1]), 2)
+    assert LatticeWindows.of_chunks(np.zeros((0, 2), np.int64), np.zeros(0, np.int64), 2) == []
+    assert LatticeWindows.windows_of([], 0, 0) == []

@@ -41,13 +41,13 @@ from zephon_jax.data.id_groups import (
 from zephon_jax.data.open_files import OpenFiles
 from zephon_jax.data.shard_store import SourceShards
 
-__all__ = ["Reader", "default_reader"]
+__all__ = ["PROBE", "Reader", "default_reader"]
 
 DEFAULT_OPEN_FILES = 64
 DEFAULT_WINDOW_BYTES = 1 << 26
 
 # Records in a window before it is known how large those of a dataset are.
-_PROBE = 256
+PROBE = 256
 
 
 class Reader:
@@ -115,6 +115,7 @@ class Reader:
         datasets_by_id: Mapping[int, Dataset],
         sample_ids: np.ndarray,
         max_bytes: int | None = None,
+        probe: int = PROBE,
     ) -> Iterator[tuple[int, int]]:
         """Cuts ids into runs whose records take at most `max_bytes`, to be read one by one.
 
@@ -127,6 +128,7 @@ class Reader:
           datasets_by_id: Dataset of each dataset id.
           sample_ids: int64 (n, 3).
           max_bytes: Bytes in each window; None for the reader's own setting.
+          probe: Samples in a window at most while it is not known how large those of a dataset are.
 
         Yields:
           Start and stop of each window, in order.
@@ -135,7 +137,7 @@ class Reader:
         check_readable(datasets_by_id, sample_ids)
         budget = self.window_bytes if max_bytes is None else max_bytes
         sizes, guessed = self._sizes(datasets_by_id, sample_ids)
-        start, ahead = 0, _PROBE
+        start, ahead = 0, probe
         while start < len(sample_ids):
             # A few times as many as the last window had, so that many windows take linear time.
             limit = min(len(sample_ids), start + ahead)
@@ -143,7 +145,7 @@ class Reader:
             for dataset_id, where in guessed.items():
                 ratio = self._ratios.get(datasets_by_id[dataset_id].name)
                 if ratio is None:  # Compressed records may be far larger than the file tells.
-                    limit = min(limit, start + _PROBE)
+                    limit = min(limit, start + probe)
                 else:
                     scaled[where[start : start + ahead]] *= ratio
             stop = start + int(np.searchsorted(np.cumsum(scaled), budget, side="right"))
@@ -152,7 +154,7 @@ class Reader:
                 continue
             stop = max(min(stop, limit), start + 1)
             yield start, stop
-            start, ahead = stop, max(_PROBE, 2 * (stop - start))
+            start, ahead = stop, max(probe, 2 * (stop - start))
 
     @contextmanager
     def opened(self, dataset: Dataset, shard_id: int) -> Iterator[OpenShard]:

@@ -16,6 +16,7 @@ from zephon_jax.elastic.checkpoint.lane_files import load_files, to_files, write
 from zephon_jax.elastic.columns import Columns
 from zephon_jax.elastic.lane_rows import LaneRows, RowBlock
 from zephon_jax.elastic.metrics import RunMeter
+from zephon_jax.elastic.open_lanes import open_lanes
 from zephon_jax.elastic.pipeline_name import pipeline_name
 from zephon_jax.elastic.plain_json import lane_state, plain
 from zephon_jax.elastic.prefetch import StepPrefetcher
@@ -73,7 +74,7 @@ class ElasticIterator(grain.DatasetIterator):
     def __init__(self, plan: HostPlan):
         super().__init__()
         self._plan, self._rules = plan, plan.rules
-        self._lanes = [LaneRows(self._rules.plan, lane) for lane in self._rules.owned]
+        self._lanes = open_lanes(self._rules.plan, self._rules.owned)
         self._pipeline_name = pipeline_name(self._lanes[0].pipeline)
         self._meter = RunMeter(self._rules.plan, self._rules.owned, one_to_one=plan.one_to_one)
         self._changes = plain_changes(self._rules.plan.source)

@@ -12,6 +12,7 @@ from zephon_jax import _compat
 from zephon_jax.elastic.columns import Columns, Space, join, num_rows, slice_rows, stack
 from zephon_jax.kernels.keys import digest_words
 from zephon_jax.pipelines.lane_dataset import LaneIterator, LaneIterDataset
+from zephon_jax.pipelines.lane_group import LaneGroup
 from zephon_jax.pipelines.pack_iterator import PackIterator
 from zephon_jax.pipelines.padding import padding_of
 from zephon_jax.sources.checks import draw
@@ -86,9 +87,19 @@ class _Lane(LaneIterDataset):
         return self.opened
 
 
-def lane_dataset(plan: LanePlan, lane: int) -> tuple[_Lane, Any]:
-    """A lane's dataset and the user's pipeline on top of it, seeded from (seed, lane)."""
+def lane_dataset(
+    plan: LanePlan, lane: int, start: object = None, group: LaneGroup | None = None
+) -> tuple[_Lane, Any]:
+    """A lane's dataset and the user's pipeline on top of it, seeded from (seed, lane).
+
+    Args:
+      plan: What lanes run.
+      lane: The lane.
+      start: The lane's first state, where it is known.
+      group: The lanes with which it is read, where they are many.
+    """
     dataset = _Lane(plan.source, lane, plan.num_lanes, plan.read_config)
+    dataset.start, dataset.group = start, group
     low, high = digest_words(2, plan.seed, "elastic lane", lane).tolist()
     try:
         pipeline = plan.pipeline(dataset.seed(low | high << 32))
@@ -115,9 +126,18 @@ class LaneRows:
     rows were taken; a pipeline that yields rows has none in hand.
     """
 
-    def __init__(self, plan: LanePlan, lane: int):
+    def __init__(
+        self,
+        plan: LanePlan,
+        lane: int,
+        start: object = None,
+        group: LaneGroup | None = None,
+        like: grain.IterDataset | None = None,
+    ):
         self.lane, self._plan = lane, plan
-        self._dataset, self._pipeline = lane_dataset(plan, lane)
+        self._dataset, self._pipeline = lane_dataset(plan, lane, start, group)
+        if like is not None:
+            _compat.share_names(self._pipeline, like)
         self.batching = _compat.batching_of(self._pipeline)
         self._batched = (self.batching is not None) if plan.batched is None else plan.batched
         self._iterator = iter(self._pipeline)
@@ -285,7 +305,10 @@ class LaneRows:
         state = self._dataset.opened.get_state()
         place = self._dataset.lane, self._dataset.num_lanes
         source = self._plan.source
-        chunk, _ = draw(source, state_from_dict(source, state, place))
+        try:
+            chunk, _ = draw(source, state_from_dict(source, state, place))
+        except Exception:  # the very error that is being named
+            return None, None
         if chunk is None:
             return None, None
         ids = chunk.order(self._plan.read_config)[1]

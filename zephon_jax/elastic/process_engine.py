@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zephon_jax.elastic.columns import Columns, Space
-from zephon_jax.elastic.lane_rows import LanePlan, LaneRows, RowBlock, join_blocks, take_block
+from zephon_jax.elastic.lane_rows import (
+    LanePlan,
+    LaneRows,
+    RowBlock,
+    join_blocks,
+    take_block,
+)
+from zephon_jax.elastic.open_lanes import open_lanes
 from zephon_jax.elastic.shared_rows import Block, Blocks, Layout, OpenBlocks
 
 if TYPE_CHECKING:
@@ -94,7 +101,7 @@ class _Share:
 
         if not self._lanes:
             plan, owned = cloudpickle.loads(self._packed)
-            self._lanes = [LaneRows(plan, lane) for lane in owned]
+            self._lanes = open_lanes(plan, owned)
         for lane, state in zip(self._lanes, states, strict=True):
             lane.set_state(state)
 

@@ -14,6 +14,7 @@ References:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -144,23 +145,65 @@ class LatticeWindows:
     """
 
     def __init__(self, counts: NDArray[np.integer], slot: int, num_lanes: int):
-        self._num_components = counts.size
-        ends = np.cumsum(counts.astype(np.int64))
-        self.size = size = int(ends[-1])
-        if not 1 <= size <= _MOST_SLOTS:
-            raise ValueError(f"a chunk must have 1 to {_MOST_SLOTS} samples; got {size}.")
-        ends = ends[ends < size]  # the last arc goes round to where the first begins
-        shift = slot * size // num_lanes
-        first = _slots_of_ranks((np.append(0, ends) - shift) % size, size)
-        self._low = _keys(first[:1])  # where the first arc begins
-        self._bounds = _keys(first[1:]) - self._low  # where the others do, from there on
+        size = int(counts.sum(dtype=np.int64))
+        self._set(size, counts.size, *_arcs(counts[None], size, np.asarray([slot]), num_lanes)[0])
+
+    def _set(self, size: int, num_components: int, low: Keys, bounds: Keys) -> None:
+        self.size, self._num_components = size, num_components
+        self._low = low  # (1,), where the first arc begins
+        self._bounds = bounds  # where the others do, from there on
+
+    @classmethod
+    def of_chunks(
+        cls, counts: NDArray[np.integer], slots: Counts, num_lanes: int
+    ) -> list[LatticeWindows]:
+        """The orders of many chunks of one size, found together.
+
+        Args:
+          counts: Integers (n, k), samples of each component in each chunk; all rows have one sum.
+          slots: Integers (n,), each chunk's slot in its block of lanes.
+          num_lanes: Lanes that read in lockstep.
+
+        Raises:
+          ValueError: If chunks differ in size, or the size is not allowed.
+        """
+        sizes = counts.sum(axis=1, dtype=np.int64)
+        if not sizes.size:
+            return []
+        if (sizes != sizes[0]).any():
+            raise ValueError(
+                f"chunks must be of one size; got {int(sizes.min())} to {int(sizes.max())} samples."
+            )
+        size, found = int(sizes[0]), list[LatticeWindows]()
+        for low, bounds in _arcs(counts, size, slots, num_lanes):
+            one = cls.__new__(cls)
+            one._set(size, counts.shape[1], low, bounds)
+            found.append(one)
+        return found
 
     def window(self, start: int, stop: int) -> LatticeWindow:
         """Slots start to stop of the order, 0 <= start <= stop <= size."""
+        return self.windows_of([self], start, stop)[0]
+
+    @staticmethod
+    def windows_of(orders: Sequence[LatticeWindows], start: int, stop: int) -> list[LatticeWindow]:
+        """The same slots of many orders: most of the work is done for all of them together."""
+        if not orders:
+            return []
+        many = np.asarray([one._bounds.size for one in orders])
+        begins = np.repeat(np.concatenate([one._low for one in orders]), many)
+        below = _num_before(start, begins, np.concatenate([one._bounds for one in orders]))
+        keys = _keys(np.arange(start, stop, dtype=np.int64))
+        parts = np.split(below, np.cumsum(many)[:-1])
+        return [
+            one._window(keys - one._low, part, start)
+            for one, part in zip(orders, parts, strict=True)
+        ]
+
+    def _window(self, keys: Keys, below: Counts, start: int) -> LatticeWindow:
+        """A window from its keys, and how many slots before it lie below each bound."""
         k = self._num_components
-        keys = _keys(np.arange(start, stop, dtype=np.int64)) - self._low
         component = np.searchsorted(self._bounds, keys, side="right")
-        below = _num_before(start, np.broadcast_to(self._low, self._bounds.shape), self._bounds)
         first = np.zeros(k, dtype=np.int64)
         first[: below.size + 1] = np.diff(below, prepend=0, append=start)
         counts = np.bincount(component, minlength=k)
@@ -170,3 +213,22 @@ class LatticeWindows:
         begins = first - (np.cumsum(counts) - counts)
         number[order] = np.arange(component.size) + np.repeat(begins, counts)
         return LatticeWindow(component.astype(np.int32), number, first, counts)
+
+
+def _arcs(
+    counts: NDArray[np.integer], size: int, slots: Counts, num_lanes: int
+) -> list[tuple[Keys, Keys]]:
+    """Where the arcs of chunks (n, k) of one size begin: the first, (1,), and the others from it.
+
+    Raises:
+      ValueError: If the size is not allowed.
+    """
+    if not 1 <= size <= _MOST_SLOTS:
+        raise ValueError(f"a chunk must have 1 to {_MOST_SLOTS} samples; got {size}.")
+    ends = np.cumsum(counts, axis=1, dtype=np.int64)
+    ends = np.concatenate([np.zeros_like(ends[:, :1]), ends], axis=1)
+    arcs = ends < size  # the last goes round to where the first begins
+    shift = slots.astype(np.int64)[:, None] * size // num_lanes
+    keys = _keys(_slots_of_ranks(((ends - shift) % size)[arcs], size))
+    parts = np.split(keys, np.cumsum(arcs.sum(axis=1))[:-1])
+    return [(part[:1], part[1:] - part[0]) for part in parts]

@@ -12,6 +12,7 @@ from zephon_jax.kernels import lanes
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import named_digests
 from zephon_jax.mixture.history import FAR
+from zephon_jax.mixture.lane_states import Standing
 from zephon_jax.mixture.locate import Dealing, places_of, times_drawn
 from zephon_jax.mixture.run import MixtureRun
 from zephon_jax.mixture.settings import MixtureSettings
@@ -150,6 +151,18 @@ class MixtureSource(WorkSource[MixtureState]):
         """
         return self.run.start if num_lanes == 1 else self.seek(0, lane, num_lanes)
 
+    def init_lanes(self, lanes: Sequence[int], num_lanes: int) -> list[MixtureState]:
+        """`init` of many lanes, found together.
+
+        Raises:
+          TypeError, ValueError: If a lane is not in [0, num_lanes).
+        """
+        own = _is_own(self.init, MixtureSource.init) and _is_own(self.seek, MixtureSource.seek)
+        if num_lanes == 1 or not own:
+            return super().init_lanes(lanes, num_lanes)
+        pairs = [check_lane(lane, num_lanes) for lane in lanes]
+        return self.run.seek_lanes(0, [self.run.states.lane(*pair) for pair in pairs])
+
     def seek(
         self, chunk_index: int, lane: int = 0, num_lanes: int = 1, *, origin: int = 0
     ) -> MixtureState:
@@ -222,13 +235,29 @@ class MixtureSource(WorkSource[MixtureState]):
         Raises:
           ValueError: If the state belongs to another source.
         """
-        run = self.run
-        standing = run.states.known(state)
+        return self.run.next_chunk(self._standing(state))
+
+    def next_chunks(
+        self, states: Sequence[MixtureState]
+    ) -> list[tuple[WorkChunk | None, MixtureState]]:
+        """`next_chunk` of many lanes, drawn together.
+
+        Raises:
+          ValueError: If a state belongs to another source.
+        """
+        if not _is_own(self.next_chunk, MixtureSource.next_chunk):
+            return super().next_chunks(states)
+        return self.run.next_chunks([self._standing(state) for state in states])
+
+    def _standing(self, state: MixtureState) -> Standing:
+        """A state of this source, checked unless it was made here, and where it stands."""
+        states = self.run.states
+        standing = states.known(state)
         if standing is None:
             state = self._of_now(state)
             self.check_state(state)
-            standing = run.states.known(state) or run.states.standing(state)
-        return run.next_chunk(standing)
+            standing = states.known(state) or states.standing(state)
+        return standing
 
     # Random access
 
@@ -306,3 +335,8 @@ class MixtureSource(WorkSource[MixtureState]):
             up_to_chunk,
             Dealing(num_lanes, as_int(origin, "origin", 0, most), check_read_config(read_config)),
         )
+
+
+def _is_own(method: object, function: object) -> bool:
+    """True where a method is this class's, and no other in its place."""
+    return getattr(method, "__func__", None) is function

@@ -8,6 +8,8 @@ each chunk would find by itself; whoever asks for chunks in another order only t
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -135,6 +137,58 @@ class ChunkPlanner:
             if page is None:
                 return self._alone(position, lane)
         return self._planned(page, row)
+
+    def next_of_lanes(
+        self, positions: Sequence[Position], lanes: Sequence[Lane]
+    ) -> list[ChunkPlan | None]:
+        """`next` of many lanes at once, with samples to be found late.
+
+        Args:
+          positions: Where each lane stands.
+          lanes: The lanes.
+        """
+        found: dict[int, ChunkPlan] = {}
+        by_era: dict[int, list[int]] = defaultdict(list)
+        for place, position in enumerate(positions):
+            by_era[id(position.era)].append(place)
+        for places in by_era.values():
+            num = max(1, _COMPONENTS // positions[places[0]].drawn.size)
+            for n in range(0, len(places), num):
+                part = places[n : n + num]
+                found.update(self._in_one_era({at: (positions[at], lanes[at]) for at in part}))
+        return [
+            found[place] if place in found else self.next(position, lane)
+            for place, (position, lane) in enumerate(zip(positions, lanes, strict=True))
+        ]
+
+    def _in_one_era(self, standing: dict[int, tuple[Position, Lane]]) -> dict[int, ChunkPlan]:
+        """Plans of lanes that stand in one era, as many as it holds both chunks of."""
+        era = next(iter(standing.values()))[0].era
+        if len(standing) < 2 or era.allocation is None or not era.allocation.closed:
+            return {}
+        here = [position.chunk_index for position, _ in standing.values()]
+        after = [
+            lane.chunk_from(chunk + 1)
+            for chunk, (_, lane) in zip(here, standing.values(), strict=True)
+        ]
+        rows = self._steps.plain_rows(era, np.unique([*here, *after]))
+        row_of = {chunk: row for row, chunk in enumerate(rows.chunks.tolist())}
+        exhausted = self._steps.exhausted_rows(era, rows.drawn + rows.quotas)
+        none = np.zeros((0, rows.quotas.shape[1]), dtype=np.int32)
+        found: dict[int, ChunkPlan] = {}
+        for chunk, later, (at, (position, lane)) in zip(here, after, standing.items(), strict=True):
+            if later in row_of and lane.chunk_from(chunk) == chunk:
+                row, end = row_of[chunk], row_of[later]
+                found[at] = ChunkPlan(
+                    position=position,
+                    quotas=rows.quotas[row].copy(),
+                    ids=None,
+                    finder=ChunkSamples(self._lookup, position.drawn),
+                    exhausted=exhausted[row],
+                    upcoming=none,
+                    after=Position(later, era, rows.carry[end].copy(), rows.drawn[end].copy()),
+                )
+        return found
 
     def rows(self, position: Position, lane: Lane, num_chunks: int) -> Rows:
         """A lane's chunks from a position on, fewer where its closed era or the run ends."""

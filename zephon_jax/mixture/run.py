@@ -11,7 +11,7 @@ from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.data.token_estimation import TokenEstimation, shard_costs
 from zephon_jax.mixture.changed_data import ChangedData
 from zephon_jax.mixture.chunk_counts import ChunkCounter
-from zephon_jax.mixture.chunk_planner import ChunkPlanner
+from zephon_jax.mixture.chunk_planner import ChunkPlan, ChunkPlanner
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.fingerprint import fingerprint
 from zephon_jax.mixture.history import UNCAPPED
@@ -124,10 +124,40 @@ class MixtureRun:
             )
         return self.states.state(position, lane)
 
+    def seek_lanes(self, chunk_index: int, lanes: Sequence[Lane]) -> list[MixtureState]:
+        """`seek` of many lanes at once."""
+        start = self.eras.seek(chunk_index)
+        chunks = [lane.chunk_from(chunk_index) for lane in lanes]
+        allocation, found = start.era.allocation, dict[int, Position]()
+        if allocation is not None and allocation.closed and start.chunk_index == chunk_index:
+            rows = self.eras.steps.plain_rows(start.era, np.unique(chunks))
+            for chunk, carry, drawn in zip(
+                rows.chunks.tolist(), rows.carry, rows.drawn, strict=True
+            ):
+                found[chunk] = Position(chunk, start.era, carry.copy(), drawn.copy())
+        return [
+            self.states.state(found[chunk], lane)
+            if chunk in found
+            else self.seek(chunk_index, lane)
+            for chunk, lane in zip(chunks, lanes, strict=True)
+        ]
+
+    def next_chunks(
+        self, standings: Sequence[Standing]
+    ) -> list[tuple[WorkChunk | None, MixtureState]]:
+        """`next_chunk` of many lanes at once."""
+        positions = [standing.position for standing in standings]
+        plans = self.planner.next_of_lanes(positions, [standing.lane for standing in standings])
+        return [self._drawn(*pair) for pair in zip(standings, plans, strict=True)]
+
     def next_chunk(self, standing: Standing) -> tuple[WorkChunk | None, MixtureState]:
         """The lane's next chunk and the state after it; at the end None and the same state."""
+        return self._drawn(standing, self.planner.next(standing.position, standing.lane))
+
+    def _drawn(
+        self, standing: Standing, plan: ChunkPlan | None
+    ) -> tuple[WorkChunk | None, MixtureState]:
         lane = standing.lane
-        plan = self.planner.next(standing.position, lane)
         if plan is None:
             return None, standing.state
         gone, names = plan.exhausted, self._settings.names

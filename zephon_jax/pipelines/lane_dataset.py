@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
+import contextlib
 import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
-from typing import Any, NamedTuple
+from concurrent.futures import Future
+from typing import Any
 
 import grain
 import numpy as np
 
 from zephon_jax._arrays import as_int
-from zephon_jax._process import DaemonThreads, PerProcess
 from zephon_jax.data.bad_records import Unreadable
-from zephon_jax.data.cache.decoded import decoded_blocks
-from zephon_jax.data.dataset import Dataset
 from zephon_jax.data.read_samples import datasets_of
 from zephon_jax.data.reader import Reader, default_reader
+from zephon_jax.pipelines.lane_group import LaneCursor, LaneGroup, LaneWindow, ReadWindow
 from zephon_jax.pipelines.lane_lengths import number_of_sample, seek_sample
+from zephon_jax.pipelines.planned_windows import distinct_shards, planned_windows
+from zephon_jax.pipelines.read_threads import submit
 from zephon_jax.pipelines.skipped_records import SKIPPED, SkippedRecords, checked_counts
 from zephon_jax.sources.checks import check_lane, draw
 from zephon_jax.sources.chunk import WorkChunk
@@ -32,35 +32,12 @@ from zephon_jax.sources.work_source import WorkSource, check_source
 
 __all__ = ["LaneIterDataset", "LaneIterator"]
 
-_THREADS = 4  # for all iterators of a process together
 _CHUNKS_PLANNED = 4  # chunks whose shards are fetched before they are wanted
 _LEAST_WINDOW = 1 << 18  # bytes
 # Slots of a chunk that are looked at together where chunks are long or lanes are many: few at
 # first, so that a lane opens at once, then as many as cost no more a slot than the whole chunk.
 _FIRST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 16
-_WINDOWS_ADDED = 3  # windows looked ahead with each: the first batch does not wait for all of them
 _reading: weakref.WeakSet[LaneIterator] = weakref.WeakSet()  # iterators that hold windows
-
-
-def _make_pool() -> DaemonThreads:
-    return DaemonThreads(_THREADS, "zephon_jax")
-
-
-_pool: PerProcess[DaemonThreads] = PerProcess(_make_pool)
-_under_way: PerProcess[weakref.WeakSet[Future[Any]]] = PerProcess(weakref.WeakSet)
-_SECONDS_AT_EXIT = 5.0
-
-
-@atexit.register
-def _wait_for_reads() -> None:
-    """No reader is at work as the interpreter goes, but one that hangs does not hold it up."""
-    wait([read for read in list(_under_way.get()) if not read.cancel()], _SECONDS_AT_EXIT)
-
-
-def _submit(read: Callable[[Any], Any], windows: Any) -> Future[Any]:
-    future = _pool.get().submit(read, windows)
-    _under_way.get().add(future)
-    return future
 
 
 class LaneIterDataset(grain.IterDataset):
@@ -89,6 +66,9 @@ class LaneIterDataset(grain.IterDataset):
 
     __module__ = "zephon_jax"
 
+    start: Any = None  # the lane's first state, where it is known
+    group: LaneGroup | None = None  # the lanes with which it is read, where they are many
+
     def __init__(
         self,
         source: WorkSource,
@@ -102,6 +82,9 @@ class LaneIterDataset(grain.IterDataset):
         self.lane, self.num_lanes = check_lane(lane, num_lanes)
         self.read_config = check_read_config(read_config)
         self._slice = slice(0, None, 1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "group": None}  # another process goes through other lanes
 
     def set_slice(self, sl: slice, sequential_slice: bool = False) -> None:
         """Takes every n-th element, for worker processes that share the lane.
@@ -141,16 +124,6 @@ class LaneIterDataset(grain.IterDataset):
         return LaneIterator(self, self._slice)
 
 
-class _Window(NamedTuple):
-    """A run of elements that are read together."""
-
-    state: Any  # the source's state before the window's chunk
-    places: np.ndarray  # int64 (n,), slots in the chunk
-    component_ids: np.ndarray  # int32 (n,)
-    sample_ids: np.ndarray  # int64 (n, 3)
-    chunk: WorkChunk
-
-
 class LaneIterator(grain.DatasetIterator):
     """Delivers windows; its place is a chunk's state and a slot, whatever is read ahead."""
 
@@ -161,7 +134,10 @@ class LaneIterator(grain.DatasetIterator):
         self._ids = dict(dataset.source.component_ids())
         self.limit: int | None = None  # the block of lanes before which it ends
         self.has_read = False  # False for ever where another process reads
-        self._go_to(dataset.source.init(*self._lane), part.start)
+        # Who takes every n-th element reads in a process of its own.
+        self._group = dataset.group if part == slice(0, None, 1) else None
+        start = dataset.start
+        self._go_to(dataset.source.init(*self._lane) if start is None else start, part.start)
 
     @property
     def dataset(self) -> LaneIterDataset:
@@ -170,11 +146,18 @@ class LaneIterator(grain.DatasetIterator):
 
     def _go_to(self, state: Any, slot: int, skipped: Mapping[str, int] | None = None) -> None:
         """Stands before a slot of the chunk after a state; nothing is read yet."""
+        with contextlib.nullcontext() if self._group is None else self._group.lock:
+            self._stand(state, slot, skipped)
+            if self._group is not None:
+                self._group.add(self)
+
+    def _stand(self, state: Any, slot: int, skipped: Mapping[str, int] | None) -> None:
         self._skipped = SkippedRecords(datasets_of(self._dataset.source).values(), skipped)
         self._state = state
         self._encoded: tuple[dict[str, Any], Callable[[int], int]] | None = None
-        self._windows: Iterator[_Window] | None = None
-        self._ahead: Future[tuple[_Window, list[Any]] | None] | None = None
+        self._windows: Iterator[LaneWindow] | None = None  # of a lane that is read alone,
+        self._cursor: LaneCursor | None = None  # and of one that is read with others
+        self._ahead: Future[ReadWindow | None] | None = None
         self._elements: Iterator[tuple[Any, np.int32, np.ndarray]] = iter(())
         self._slots: list[int] = [slot]  # of the window's elements, and the one after them
         self._delivered = 0
@@ -216,10 +199,10 @@ class LaneIterator(grain.DatasetIterator):
         self._elements = zip(records, window.component_ids, window.sample_ids, strict=True)
         self._slots, self._delivered = [*places, end], 0
         self.chunk = window.chunk
-        assert self._windows is not None
-        self._ahead = _submit(self._read, self._windows)
+        self._ahead = None
+        self.request()
 
-    def _settle(self, window: _Window, records: list[object]) -> tuple[list[int], list[object]]:
+    def _settle(self, window: LaneWindow, records: list[object]) -> tuple[list[int], list[object]]:
         """The places in a window that are delivered, and their records.
 
         A record that raises is delivered as what it raises.
@@ -240,22 +223,45 @@ class LaneIterator(grain.DatasetIterator):
         """Bad records before the next element that were left out or replaced, by dataset."""
         return self._skipped.before(self._slot)
 
-    def _look_ahead(self) -> tuple[_Window, list[Any]] | None:
-        """The window after the one that is delivered, which stays ahead; None at the end."""
-        if self._process != os.getpid():
-            self._go_to(self._state, self._slot, self.num_skipped)
+    def request(self) -> Future[ReadWindow | None]:
+        """The window after the one that is delivered; asks for it where that was not done."""
+        group = self._group
+        if group is None:
+            return self._request_alone()
+        with group.lock:
+            if self._cursor is None and not group.reads_together():
+                self._group = None
+                return self._request_alone()
+            if self._cursor is None:
+                _reading.add(self)
+                self._cursor = group.cursor(self._state, self._slot)
+            if self._ahead is None:
+                self.has_read = True
+                self._ahead = group.ask(self, self._cursor)
+            return self._ahead
+
+    def _request_alone(self) -> Future[ReadWindow | None]:
         if self._windows is None:
             self._windows = self._make_windows(self._state, self._slot)
         if self._ahead is None:
-            self._ahead = _submit(self._read, self._windows)
+            self._ahead = submit(self._read, self._windows)
+        return self._ahead
+
+    def _look_ahead(self) -> ReadWindow | None:
+        """The window after the one that is delivered, which stays ahead; None at the end."""
+        if self._process != os.getpid():
+            self._go_to(self._state, self._slot, self.num_skipped)
         try:
-            return self._ahead.result()
+            ahead = self.request()
+            if self._group is not None:
+                self._group.hurry(ahead)
+            return ahead.result()
         except BaseException:
             # Stand where we stood, so that the next call tries the same window again.
             self._go_to(self._state, self._slot, self.num_skipped)
             raise
 
-    def _block(self, window: _Window) -> int:
+    def _block(self, window: LaneWindow) -> int:
         """The block of lanes that a window's chunk is in; it grows by one a chunk of this lane."""
         chunk = window.chunk
         if chunk.chunk_index is None:
@@ -273,7 +279,7 @@ class LaneIterator(grain.DatasetIterator):
         loaded = self._look_ahead()
         return None if loaded is None else self._block(loaded[0])
 
-    def _read(self, windows: Iterator[_Window]) -> tuple[_Window, list[object]] | None:
+    def _read(self, windows: Iterator[LaneWindow]) -> ReadWindow | None:
         import jax
 
         self.has_read = True
@@ -282,15 +288,15 @@ class LaneIterator(grain.DatasetIterator):
             if window is None:
                 return None
             by_id = datasets_of(self._dataset.source)
-            return window, default_reader().read(by_id, window.sample_ids, marked=True)
+            return ReadWindow(window, default_reader().read(by_id, window.sample_ids, marked=True))
 
-    def _make_windows(self, state: object, slot: int) -> Iterator[_Window]:
+    def _make_windows(self, state: object, slot: int) -> Iterator[LaneWindow]:
         reader, by_id = default_reader(), datasets_of(self._dataset.source)
         _reading.add(self)
         windows = self._cut_windows(reader, state, slot)
-        return _planned(reader, by_id, windows) if reader.plans_blocks(by_id) else windows
+        return planned_windows(reader, by_id, windows) if reader.plans_blocks(by_id) else windows
 
-    def _cut_windows(self, reader: Reader, state: Any, slot: int) -> Iterator[_Window]:
+    def _cut_windows(self, reader: Reader, state: Any, slot: int) -> Iterator[LaneWindow]:
         by_id = datasets_of(self._dataset.source)
         size = _FIRST_SLOTS
         for before, chunk, ordered in self._chunks_ahead(reader, state):
@@ -310,7 +316,7 @@ class LaneIterator(grain.DatasetIterator):
                 # delivers and the one that is read ahead.
                 share = max(_LEAST_WINDOW, reader.window_bytes // (2 * len(_reading)))
                 for a, b in reader.windows(by_id, ids, share):
-                    yield _Window(before, places[a:b], stamped[a:b], ids[a:b], chunk)
+                    yield LaneWindow(before, places[a:b], stamped[a:b], ids[a:b], chunk)
                 slot = int(places[-1]) + self._part.step
             slot -= len(chunk)
 
@@ -330,7 +336,7 @@ class LaneIterator(grain.DatasetIterator):
                         waiting.append((state, chunk, None if late else chunk.order(config)))
                         state = after
                 if plan:
-                    shards = [_distinct_shards(ordered[1]) for _, _, ordered in waiting]
+                    shards = [distinct_shards(ordered[1]) for _, _, ordered in waiting]
                     upcoming = np.concatenate([np.zeros((0, 2), dtype=np.int64), *shards])
                     reader.plan(datasets_of(source), upcoming, owner=owner)
                 if waiting:
@@ -376,40 +382,3 @@ class LaneIterator(grain.DatasetIterator):
 
     def __str__(self) -> str:
         return f"LaneIterator({self._dataset})"
-
-
-def _planned(
-    reader: Reader, datasets_by_id: Mapping[int, Dataset], windows: Iterator[_Window]
-) -> Iterator[_Window]:
-    """Windows whose decoded blocks are planned some windows ahead."""
-    plan = decoded_blocks().plan()
-    waiting: deque[_Window] = deque()
-    error: BaseException | None = None
-    more = True
-    try:
-        while more or waiting:
-            for _ in range(_WINDOWS_ADDED):
-                if not more or not plan.wants_more():
-                    break
-                try:
-                    window = next(windows, None)
-                except Exception as found:  # It is raised when its window's turn has come.
-                    window, error = None, found
-                more = window is not None
-                if window is not None:
-                    waiting.append(window)
-                    uses = reader.block_uses(datasets_by_id, window.sample_ids)
-                    plan.add(len(window.sample_ids), uses)
-            if waiting:
-                plan.begin()
-                yield waiting.popleft()
-        if error is not None:
-            raise error
-    finally:
-        plan.close()
-
-
-def _distinct_shards(ids: np.ndarray) -> np.ndarray:
-    """Dataset and shard of samples, each pair once, in order of first use: int64 (n, 2)."""
-    _, first = np.unique(ids[:, 0] << 40 | ids[:, 1], return_index=True)
-    return ids[np.sort(first), :2]

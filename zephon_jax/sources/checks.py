@@ -24,9 +24,11 @@ __all__ = [
     "ShardedDataset",
     "State",
     "Stepped",
+    "SteppedTogether",
     "check_components",
     "check_lane",
     "draw",
+    "draw_of_lanes",
     "first_state",
     "first_states",
     "lane_of",
@@ -80,6 +82,14 @@ class Stepped(Protocol[State]):
 
     def check_chunk(self, chunk: WorkChunk) -> None:
         """Refuses a chunk that holds undeclared components."""
+        ...
+
+
+class SteppedTogether(Stepped[State], Protocol[State]):
+    """What stepping through many lanes of a source needs of it."""
+
+    def next_chunks(self, states: Sequence[State]) -> list[tuple[WorkChunk | None, State]]:
+        """The next chunk of many lanes and the states after them."""
         ...
 
 
@@ -168,7 +178,23 @@ def draw(source: Stepped[State], state: State) -> tuple[WorkChunk | None, State]
       TypeError: If the source gives something else than a chunk, or None, and a state.
       ValueError: If the chunk holds a component that the source does not declare.
     """
-    drawn: object = source.next_chunk(state)
+    return _checked(source, source.next_chunk(state))
+
+
+def draw_of_lanes(
+    source: SteppedTogether[State], states: Sequence[State]
+) -> list[tuple[WorkChunk | None, State]]:
+    """`draw` of many lanes at once.
+
+    Raises:
+      TypeError, ValueError: As `draw`.
+    """
+    return [_checked(source, drawn) for drawn in source.next_chunks(states)]
+
+
+def _checked(
+    source: Stepped[State], drawn: tuple[WorkChunk | None, State]
+) -> tuple[WorkChunk | None, State]:
     if not isinstance(drawn, tuple) or len(drawn) != 2:
         raise TypeError(
             f"{type(source).__name__}.next_chunk must return a chunk and a state; got"

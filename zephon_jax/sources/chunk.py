@@ -23,15 +23,33 @@ from zephon_jax.sources.read_order import (
     read_order,
 )
 
-__all__ = ["MixtureReadConfig", "SampleFinder", "SampleId", "WorkChunk"]
+__all__ = ["MixtureReadConfig", "RangeLookup", "SampleFinder", "SampleId", "WorkChunk"]
 
 _NO_SLOTS, _NO_IDS = np.zeros(0, dtype=np.int32), np.zeros((0, 3), dtype=np.int64)
 for _array in (_NO_SLOTS, _NO_IDS):
     _array.setflags(write=False)
 
 
+class RangeLookup(Protocol):
+    """Where the samples of a source's datasets lie."""
+
+    def of_ranges(self, dataset: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """Samples of consecutive draws, one range after the other: int64 (n, 3)."""
+        ...
+
+
 class SampleFinder(Protocol):
     """Finds samples of a chunk by component and number among the component's in the chunk."""
+
+    @property
+    def lookup(self) -> RangeLookup:
+        """What finds them; chunks with the same one are looked up together."""
+        ...
+
+    @property
+    def drawn(self) -> np.ndarray:
+        """Samples of each component drawn before the chunk: int64 (k,)."""
+        ...
 
     def of_ranges(self, component: np.ndarray, first: np.ndarray, count: np.ndarray) -> np.ndarray:
         """Consecutive samples of components, one range after the other: int64 (n, 3)."""
@@ -99,12 +117,13 @@ class WorkChunk:
     __module__ = "zephon_jax"
 
     __slots__ = (
-        "_finder", "_ids", "_kept", "_names", "_opened", "_target", "_upcoming", "_whole",
-        "chunk_index", "counts", "num_lanes", "seed", "slot", "source_exhausted",
+        "_finder", "_ids", "_kept", "_names", "_target", "_upcoming", "_whole",
+        "chunk_index", "counts", "num_lanes", "opened", "seed", "slot", "source_exhausted",
     )  # fmt: skip
 
     counts: np.ndarray
     """int32 (k,): samples of each component, in component order."""
+    opened: dict[MixtureReadConfig, ReadingWindows]  # what windows were found with so far
 
     def __init__(
         self,
@@ -162,7 +181,7 @@ class WorkChunk:
             ids.setflags(write=False)
         counts.setflags(write=False)
         self._names, self.counts, self._ids, self._finder = names, counts, ids, finder
-        self._opened: dict[MixtureReadConfig, ReadingWindows] = {}
+        self.opened = {}
         self._target, self._whole, self._upcoming = target, whole, upcoming
         self._kept: dict[MixtureReadConfig, tuple[np.ndarray, np.ndarray]] = {}
         self.seed, self.source_exhausted = seed, source_exhausted
@@ -266,6 +285,11 @@ class WorkChunk:
         return result
 
     @property
+    def finder(self) -> SampleFinder | None:
+        """What finds samples of the chunk, where the source gave the counts alone."""
+        return self._finder
+
+    @property
     def by_window(self) -> bool:
         """True where nothing is known yet but counts: `window` takes less than `order` then."""
         return self._ids is None
@@ -304,9 +328,9 @@ class WorkChunk:
         if config in self._kept or finder is None or start == stop:
             component, ids = self.order(config) if start < stop else (_NO_SLOTS, _NO_IDS)
             return component[start:stop], ids[start:stop]
-        if config not in self._opened:
-            self._opened[config] = self._windows(config)
-        found = self._opened[config].window(start, stop)
+        if config not in self.opened:
+            self.opened[config] = self._windows(config)
+        found = self.opened[config].window(start, stop)
         if isinstance(found, LatticeWindow):
             (place,) = found.counts.nonzero()
             ids = finder.of_ranges(place, found.first[place], found.counts[place])
