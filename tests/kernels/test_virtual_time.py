@@ -428,7 +428,7 @@ def test_each_departure_takes_one_look(monkeypatch):
 @pytest.mark.parametrize("chunk_size", [1, 7, 40])
 @pytest.mark.parametrize("seed", [None, *range(6)])
 def test_the_chunk_of_a_draw_is_known_exactly(seed, chunk_size):
-    """Ties too: of equal weights and unit costs many draws fall due at one moment."""
+    """From the order's rule, and without a look at the chunks around it."""
     if seed is None:
         exact, costs = exact_weights([2, 1, 1, 2, 1]), [UnitCost()] * 5
     else:

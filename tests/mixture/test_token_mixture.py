@@ -120,6 +120,39 @@ def test_redistribute_gives_each_sample_once():
     assert len(ids) == len(np.unique(ids, axis=0)) == len(source) == 2350
 
 
+@pytest.mark.parametrize("chunk_size", [1, 4, 5])
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_draws_due_at_one_moment_end_a_dataset_in_the_right_chunk(size, chunk_size):
+    """Of equal weights, draws of two tokens fall due together with every other one of one token.
+
+    The earlier dataset goes first, so that its last draw may end a chunk, and the draw that is due
+    with it begins the next one.
+    """
+    order = oracles.fair_queue([1, 1], 40, cost=lambda d, j: 2 - d)
+    assert (np.flatnonzero(np.asarray(order[:12]) == 0) + 1).tolist() == [2, 5, 8, 11]
+    few, many = zx.Dataset.from_counts("few", [size]), zx.Dataset.from_counts("many", [10**4])
+    tokens = zx.TokenEstimation.from_shard_totals({"few": [2 * size], "many": [10**4]})
+    source = zx.StaticMixtureWorkSource(
+        [few, many], {"few": 1, "many": 1}, chunk_size, exhausted_policy="redistribute",
+        token_estimation=tokens,
+    )  # fmt: skip
+    rows, left = [], size
+    for first in range(0, 40 - chunk_size, chunk_size):
+        ones = order[first : first + chunk_size].count(0)
+        rows.append([min(ones, left), chunk_size - ones] if left else [0, chunk_size])
+        left -= rows[-1][0]
+    starts = np.cumsum(rows, axis=0) - rows  # one shard each, read from its beginning
+    for g, chunk in enumerate(chunks_of(source, limit=len(rows))):
+        fresh = source.replace()  # which comes to the chunk past the end of the dataset at once
+        for one in (chunk, fresh.next_chunk(fresh.seek(g))[0]):
+            assert (one.chunk_index, one.counts.tolist()) == (g, rows[g])
+            first = [ids[:1, 2].tolist() for ids in one.components.values()]
+            assert first == [[n] * (m > 0) for n, m in zip(starts[g], rows[g], strict=True)]
+    stopped = source.replace(exhausted_policy="stop")
+    drawn = [order[: g * chunk_size].count(0) for g in range(40 // chunk_size)]
+    assert len(chunks_of(stopped)) == max(g for g, n in enumerate(drawn) if n <= size)
+
+
 def test_document_weights_are_not_token_weights():
     """20,000 documents of 400 tokens and 2,000 of 4,000, half of the tokens each."""
     datasets = [
