@@ -163,6 +163,8 @@ def test_files_and_options_are_looked_at_before_the_run(folder, monkeypatch):
     """What cannot be written, and an option that does nothing, is told at once."""
     pytest.importorskip("matplotlib")
     (folder / "taken.png").mkdir()
+    (folder / "link.png").symlink_to("run.yaml")
+    (folder / "link").symlink_to(".")
 
     def called(*args, **kwargs):
         raise AssertionError("the run was worked out")
@@ -179,6 +181,8 @@ def test_files_and_options_are_looked_at_before_the_run(folder, monkeypatch):
         (["--plot", ""], "--plot needs the name of a file; got ''"),
         (["--csv", "a.png", "--plot", "./a.png"], "--csv and --plot are one file, ./a.png"),
         (["--csv", "run.yaml"], "CONFIG and --csv are one file, run.yaml"),
+        (["--plot", "link.png"], "CONFIG and --plot are one file, link.png"),
+        (["--csv", "link/run.yaml"], "CONFIG and --csv are one file, link/run.yaml"),
         (["--plot", "a.png", "--picture", "lanes"], "--picture lanes needs --component"),
         (["--plot", "a.png", "--picture", "lanes", "--component", "wbe"], "no component 'wbe'"),
         (["--picture", "passes"], "--picture passes does nothing without --plot"),
@@ -313,6 +317,17 @@ def test_diff_reads_each_run_as_its_configuration_says(folder):
     assert (
         as_json("diff", "first.yaml", "second.yaml", "--lanes", 1, "--chunks", 2)["num_chunks"] == 2
     )
+
+
+def test_diff_says_no_where_lanes_alone_differ(folder):
+    """The order is the same, and each lane reads others of its chunks."""
+    (folder / "two.yaml").write_text(
+        (folder / "run.yaml").read_text().replace("lanes: 4", "lanes: 2")
+    )
+    assert "run.num_lanes differs: 4 against 2" in run("diff", "run.yaml", "two.yaml", code=1)
+    facts = as_json("diff", "run.yaml", "two.yaml", code=1)
+    assert facts["same"] is True
+    assert as_json("diff", "run.yaml", "two.yaml", "--lanes", 4)["same"] is True
 
 
 def test_locate(folder):

@@ -169,6 +169,17 @@ def test_lattice(name, slot, num_lanes):
     same(compiled(jnp.array(counts), slot, num_lanes=num_lanes, size=total), wanted)
 
 
+@pytest.mark.parametrize("size", [0, 1, 9, 16, 20])
+@pytest.mark.parametrize("slot", [0, 2])
+def test_lattice_cut_and_padded(slot, size):
+    """The first slots of an order are those of the whole, whose ranks are among all of them."""
+    whole = oracles.lattice([5, 3, 8], slot, 4)
+    wanted = np.array((whole + [-1] * 20)[:size], np.int32)
+    counts = np.array([5, 3, 8])
+    same(lattice.order(jnp.array(counts), slot, 4, size=size), wanted)
+    same(lattice.order(counts, slot, 4, size=size), wanted)
+
+
 def test_lattice_under_vmap_and_scan():
     """Over slots, and over counts of one length."""
     counts = np.array([9, 5, 2])
@@ -465,13 +476,14 @@ def test_compiled_chunks_are_the_same(name, compiled_backend):
         same(one[1], other[1])
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 64, 257])
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 64, 256, 257, 300])
 def test_packed_round_robin_is_the_same(k):
     counts = np.random.default_rng(k).multinomial(
         500, np.random.default_rng(k).dirichlet([0.5] * k), 9
     )
-    counts[3] = 0
+    counts[3:5] = 0
     counts[3, k // 2] = 500
+    counts[4, -1] = 500
     assert swrr.can_pack(k, 500)
     packed = swrr.order_packed(jnp.asarray(counts.T, jnp.int32), 500)
     assert np.array_equal(np.asarray(packed).T, swrr.order(counts, 500))

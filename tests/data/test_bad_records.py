@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from support.helpers import wait_until
 
 import zephon_jax as zx
+from zephon_jax.data.formats.jsonl import JsonlShard
 from zephon_jax.data.reader import Reader
 
 EVERY = 97  # One line in so many is bad.
@@ -172,6 +174,19 @@ def test_a_function_replaces_them(tmp_path):
     assert [e and e["data"]["n"] for e in found] == [
         None if n == 5 else -n if is_bad(n) else n for n in numbers
     ]
+
+
+@quiet
+@pytest.mark.parametrize("empty", [0, 0.0, "", b"", False, {}, []])
+def test_only_none_is_no_record(tmp_path, empty):
+    """Empty records, zeros and texts without a letter are records like others."""
+    write_lines(tmp_path / "data", 1, 120)
+    source = source_of(tmp_path / "data", lambda bad: None if bad.sample_index == 5 else empty)
+    numbers = order_of(source)
+    want = [empty if is_bad(n) else {"n": n} for n in numbers if n != 5]
+    assert [e["data"] for e in zx.LaneIterDataset(source)] == want
+    found = zx.MixtureMapDataset(source).__getitems__(range(len(numbers)))
+    assert [e["data"] for e in found if e is not None] == want
 
 
 def test_a_lane_goes_on_behind_an_error(tmp_path):
@@ -371,6 +386,39 @@ def test_errors_of_the_network_are_no_bad_records(tmp_path, monkeypatch):
         with pytest.raises(TimeoutError, match="'web', shard 0"):
             next(iterator)
     assert sum(1 for _ in iterator) == 99
+
+
+@quiet
+def test_errors_that_pass_leave_the_counts_as_they_are(tmp_path, monkeypatch):
+    """A read that fails in mid-run neither forgets what was left out before it, nor the bound."""
+    write_lines(tmp_path / "data")
+    numbers = order_of(source_of(tmp_path / "data", "skip"))
+    bad = [n for n in numbers if is_bad(n)]
+    good = [n for n in numbers if not is_bad(n)]
+    source = source_of(tmp_path / "data", "skip", max_bad_records=len(bad) - 1)
+    iterator, calls, got = iter(zx.LaneIterDataset(source)), itertools.count(1), []
+    whole = JsonlShard.read
+
+    def read(self, indices):
+        if next(calls) % 29 == 0:  # a window with a bad record takes about a dozen
+            raise TimeoutError("too slow")
+        return whole(self, indices)
+
+    monkeypatch.setattr(JsonlShard, "read", read)
+    refused, num_failed = "", 0
+    while not refused:
+        try:
+            got.append(next(iterator)["data"]["n"])
+        except TimeoutError:
+            num_failed += 1
+            left_out = sum(map(is_bad, numbers[: numbers.index(got[-1])]))
+            assert left_out <= iterator.num_skipped["web"] <= len(bad)
+            assert iterator.get_state()["skipped"] == iterator.num_skipped
+        except ValueError as error:
+            refused = str(error)
+    assert num_failed > 2
+    assert f"left out {len(bad) - 1} bad records" in refused
+    assert got == good[: numbers.index(bad[-1]) - len(bad) + 1]
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,30 @@ def test_windows_bound_bytes(tmp_path):
     reader.close()
 
 
+def test_windows_bound_bytes_whichever_shard_a_record_is_of(tmp_path):
+    """Shards of short and of long records, of two datasets and of a part, read mixed."""
+    draw, datasets, sizes = np.random.default_rng(2), {}, {}
+    for d, name in enumerate("ab"):
+        (folder := tmp_path / name).mkdir()
+        for shard, longest in enumerate((5, 4000, 60)):
+            lengths = draw.integers(1, longest, size=100)
+            write_jsonl(folder / f"{shard}.jsonl", ["x" * n for n in lengths])
+            sizes.update({(d, shard, i): n + 3 for i, n in enumerate(lengths.tolist())})
+        datasets[d] = Dataset.from_path(name, tmp_path / name)
+    part = datasets[2] = datasets[0].split(seed=0, part=0.5)["part"]
+    for shard, count in enumerate(part.shard_counts.tolist()):
+        _, whole, places = part.resolve(shard, np.arange(count))
+        sizes.update({(2, shard, i): sizes[0, whole, p] for i, p in enumerate(places.tolist())})
+    ids = draw.permutation(np.array(list(sizes)))
+    held = np.array([sizes[tuple(one)] for one in ids.tolist()])
+    windows = list(Reader().windows(datasets, ids, 20_000))
+    assert [start for start, _ in windows] == [0, *(stop for _, stop in windows[:-1])]
+    assert windows[-1][1] == len(ids)
+    for start, stop in windows:
+        assert held[start:stop].sum() <= 20_000
+        assert stop == len(ids) or held[start : stop + 1].sum() > 20_000
+
+
 def test_windows_learn_the_size_of_packed_records(tmp_path):
     # Zeros shrink to next to nothing, so the file says little about the records.
     path = write_array_record(tmp_path / "a.array_record", [bytes(1000)] * 1000)

@@ -43,6 +43,23 @@ def test_both_directions_are_inverse(num_lanes, assignment, origin):
 
 
 @pytest.mark.parametrize("assignment", lanes.ASSIGNMENTS)
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint64])
+def test_narrow_integers_do_not_wrap(dtype, assignment):
+    """Lanes and chunks past what the given dtype holds come back in a wider one."""
+    wide = np.arange(100)
+    for num_lanes in (1, 3, 300, 70_000):
+        narrow = wide.astype(dtype)
+        for function, args in (
+            (lanes.lane_of_chunk, (num_lanes, 7, assignment)),
+            (lanes.chunk_of_lane, (num_lanes - 1, num_lanes, 7, assignment)),
+        ):
+            wanted, got = function(wide, *args), function(narrow, *args)
+            assert got.tolist() == wanted.tolist()
+            fits = wanted.max() <= np.iinfo(dtype).max
+            assert got.dtype == (dtype if fits else np.int64)
+
+
+@pytest.mark.parametrize("assignment", lanes.ASSIGNMENTS)
 @pytest.mark.parametrize("first", FAR)
 def test_both_directions_are_inverse_far_off(first, assignment):
     for num_lanes in (1, 3, 64, 512):

@@ -75,6 +75,37 @@ def test_an_error_of_the_function_loses_nothing():
     assert [*found, *iterator] == list(range(30))
 
 
+@pytest.mark.parametrize("fails", ["the function", "the parent"])
+def test_an_error_behind_a_restore_inside_a_batch_doubles_nothing(fails):
+    """The elements of the batch that were handed out before stay handed out."""
+    broken = False
+
+    def fragile(batch):
+        if broken and fails == "the function":
+            raise OSError("no answer")
+        return batch
+
+    def read(number):
+        if broken and fails == "the parent" and number % 4 == 3:
+            raise OSError("no answer")
+        return number
+
+    numbers = grain.MapDataset.range(30).map(read).to_iter_dataset(grain.ReadOptions(0, 0))
+    mapped = zx.map_batch(numbers, fragile, 4)
+    for handed_out in range(13):
+        broken, iterator = False, iter(mapped)
+        found = [next(iterator) for _ in range(handed_out)]
+        broken, again = True, iter(mapped)
+        again.set_state(iterator.get_state())
+        with pytest.raises(OSError, match="no answer"):
+            next(again)
+        broken, state = False, again.get_state()
+        assert [*found, *again] == list(range(30))
+        third = iter(mapped)
+        third.set_state(json.loads(json.dumps(state)))
+        assert [*found, *third] == list(range(30))
+
+
 @pytest.mark.parametrize(
     ("function", "error", "text"),
     [
@@ -134,6 +165,21 @@ def test_tokenizers_agree_with_texts_one_by_one(kind, end):
     assert {e["tokens"].dtype for e in tokens} == {np.dtype(np.int32)}
     assert all(sorted(e) == ["component_id", "sample_id", "tokens"] for e in tokens)
     assert_equal_output_after_checkpoint(tokens.map(lambda e: e["tokens"].tolist()))
+
+
+@pytest.mark.parametrize("size", [1, 5, 64, 100])
+def test_a_tokenizer_sees_as_many_texts_as_asked_for(size):
+    """What a call takes in memory, and how well its threads are used, is the user's choice."""
+    seen = []
+
+    class Batches:
+        def encode_batch(self, texts):
+            seen.append(len(texts))
+            return [list(text.encode()) for text in texts]
+
+    tokens = list(zx.tokenize(lane_of(["a"] * 150), Batches(), size=size))
+    assert [e["tokens"].tolist() for e in tokens] == [[97]] * 150
+    assert seen == [size] * (150 // size) + [150 % size] * (150 % size > 0)
 
 
 def test_bytes_and_fields():

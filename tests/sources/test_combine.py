@@ -290,6 +290,26 @@ def test_states_of_other_combinations_are_refused():
         source.next_chunk(state._replace(places=np.uint32([[0, 0], [0, 1 << 31]])))
 
 
+def test_states_of_other_stretches_are_refused():
+    """A run that goes on from a state with one more chunk left out would read one twice."""
+    a, b = (mixture([90], names=[name], chunk_size=10) for name in "ab")
+    kinds = {
+        "skip": lambda n: zx.skip(a, n),
+        "take": lambda n: zx.take(a, n),
+        "both": lambda n: zx.take(zx.skip(a, n), 2),
+        "skip in a row": lambda n: zx.concatenate([b, zx.skip(a, n)]),
+        "take in a row": lambda n: zx.concatenate([zx.take(a, n), b]),
+        "skip side by side": lambda n: zx.interleave([zx.skip(a, n), b], [1, 2]),
+        "rest": lambda n: zx.concatenate([zx.take(a, n), zx.skip(a, n)]),
+    }
+    for kind, make in kinds.items():
+        data = zx.encode_state(state_after(make(3), 2))
+        assert zx.encode_state(zx.decode_state(make(3), data)) == data, kind
+        for n in (2, 4):
+            with pytest.raises(ValueError, match="put together in another way"):
+                zx.decode_state(make(n), data)
+
+
 def test_wrong_arguments_are_named():
     a = mixture([40], chunk_size=10)
     other = zx.Dataset.from_source("a", list(range(40)))
