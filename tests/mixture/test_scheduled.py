@@ -272,15 +272,10 @@ def test_bad_stages_are_named(stages, says):
         zx.ScheduledMixtureWorkSource([zx.Dataset.from_counts("a", [9])], stages, chunk_size=4)
 
 
-def test_what_does_not_change_with_weights_is_refused():
-    tokens = zx.TokenEstimation.from_ratios({"a": 1, "b": 1})
+def test_settings_that_no_chunk_can_follow_are_refused():
     with pytest.raises(ValueError, match=r"ramp must be one of .*got 'fast'"):
         scheduled([9], [(None, [1])], ramp="fast")
     stages = [(2, [1, 0]), (None, [1, 1])]
-    with pytest.raises(ValueError, match="allocation = 'virtual_time' draws by virtual time"):
-        scheduled([9, 9], stages, allocation="virtual_time")
-    with pytest.raises(ValueError, match="token_estimation draws by virtual time"):
-        scheduled([9, 9], stages, token_estimation=tokens)
     with pytest.raises(ValueError, match="'b' gives 4 samples to each chunk from 2 on"):
         scheduled([99, 3], stages, chunk_size=10, exhausted_policy="stop")
 

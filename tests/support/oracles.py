@@ -362,3 +362,36 @@ def scheduled_run(changes, chunk_size, totals, num_chunks, leaving=(), caps=None
         drawn = [a + b for a, b in zip(drawn, quotas, strict=True)]
         rows.append(quotas)
     return rows
+
+
+def scheduled_queue(changes, chunk_size, num_chunks, cost=lambda d, j: 1):
+    """Counts of each chunk of a schedule by virtual time, draw by draw, in fractions.
+
+    Returns the counts, and before each chunk how much each component has cost beyond the integral
+    of its shares over the costs of all.
+    """
+    k = len(changes[0][1])
+    ranks = sorted(range(k), key=lambda d: (-changes[0][1][d], d))
+    first = [Fraction((ranks.index(d) + 1) * GOLDEN % 2**64, 2**64) for d in range(k)]
+    ahead, had = [Fraction(0)] * k, [0] * k
+    rows, beyond, shares, late = [], [], None, ahead
+    for g in range(num_chunks):
+        now = [c[1] for c in changes if c[0] <= g][-1]
+        if now != shares:
+            shares, places = now, [d for d in range(k) if now[d]]
+            wait = sum(ahead[d] for d in places) / len(places)
+            late, spent = [a - wait for a in ahead], [0] * k
+        row = [0] * k
+        for _ in range(chunk_size):
+            one = min(
+                places,
+                key=lambda d: ((late[d] + spent[d] + first[d] * cost(d, had[d])) / shares[d], d),
+            )
+            paid = cost(one, had[one])
+            spent[one] += paid
+            ahead = [a + paid * ((d == one) - shares[d]) for d, a in enumerate(ahead)]
+            had[one] += 1
+            row[one] += 1
+        rows.append(row)
+        beyond.append(ahead)
+    return rows, beyond

@@ -6,6 +6,9 @@ fractions by rank of weight, so that equal weights do not fall due together. The
 that one order are what n draws hold: no state is carried, and any n is found by looking for the
 moment at which so many draws are due.
 
+Where weights change in mid-run, each component starts with what its draws so far cost beyond its
+exact share of all costs, which is what its dues are late by: see `Owed`.
+
 References:
   A. Demers, S. Keshav, S. Shenker, "Analysis and Simulation of a Fair Queueing Algorithm", 1989.
 """
@@ -26,13 +29,14 @@ from zephon_jax.kernels.quota import exact_weights
 from zephon_jax.kernels.virtual_time_batch import Line, drawn_between
 from zephon_jax.kernels.weights import integer_weights
 
-__all__ = ["VirtualTime", "draws_after"]
+__all__ = ["Owed", "VirtualTime", "draws_after", "phases_of"]
 
 _PHASE_BITS = 64
 _PHASE_MASK = (1 << _PHASE_BITS) - 1
 # Dues are fractions over weights of at most 2^29. Two that differ do so by more than 2^-58 of the
 # unit of phases, so that as integers in that unit, rounded down, they keep their order and ties.
 _DUE_BITS = 58
+_COST_BITS = _PHASE_BITS + _DUE_BITS  # costs are counted in units of 2^-122 where dues are
 _KEPT = 128  # answers remembered, up to so many components in all:
 _KEPT_COMPONENTS = 1 << 16
 _ONE_BY_ONE = 8  # up to here numbers of draws are taken one by one
@@ -63,6 +67,17 @@ class Cost(Protocol):
         ...
 
 
+class Owed(NamedTuple):
+    """What components start with where weights change. Of all components, active or not.
+
+    Who is active shares in what the others are owed together, as with carries: these wait, and are
+    owed it until they are drawn again.
+    """
+
+    phases: Sequence[int]  # in units of 2^-64; they stay, so that nobody falls due earlier by them
+    ahead: Sequence[int]  # cost beyond the exact share of all costs, in units of 2^-122; sums to 0
+
+
 class _Component(NamedTuple):
     """An active component."""
 
@@ -71,22 +86,23 @@ class _Component(NamedTuple):
     cost: Cost
     start: int  # draws before chunk 0 of this allocation
     spent: int  # their cost
+    late: int = 0  # in units of 2^-122 of cost, what must fall due before its first draw does
 
     def due(self, draw: Draw) -> int:
         """When a draw is due, in units of 2^-122 of cost by weight unit, rounded down."""
         point = (draw.before - self.spent << _PHASE_BITS) + self.phase * draw.cost
-        return (point << _DUE_BITS) // self.weight
+        return ((point << _DUE_BITS) + self.late) // self.weight
 
     def given(self, moment: int) -> tuple[int, float]:
         """Draws due at or before a moment, and how many more are due in one unit of cost."""
-        point = ((moment + 1) * self.weight - 1) >> _DUE_BITS
+        point = ((moment + 1) * self.weight - 1 - self.late) >> _DUE_BITS
         draw = self.cost.last_before(self.spent + (max(point, 0) >> _PHASE_BITS))
         late = (draw.before - self.spent << _PHASE_BITS) + self.phase * draw.cost > point
         return draw.number - self.start + (0 if late else 1), self.weight / draw.cost
 
 
-def _phases(weights: Sequence[int]) -> list[int]:
-    """Golden-ratio fractions by rank of weight, the heaviest first, ties earlier."""
+def phases_of(weights: Sequence[int]) -> list[int]:
+    """Golden-ratio fractions by rank of weight, the heaviest first, ties earlier: of 2^-64 (k,)."""
     phases = [0] * len(weights)
     ranked = sorted(range(len(weights)), key=lambda d: (-weights[d], d))
     for rank, d in enumerate(ranked):
@@ -104,6 +120,7 @@ class VirtualTime:
       chunk_size: Samples in a chunk.
       costs: Cost of the draws of each component.
       base: int64 (k,), draws of each component before.
+      owed: What the components start with; nothing by default, with phases by these weights.
     """
 
     closed = True
@@ -115,21 +132,58 @@ class VirtualTime:
         chunk_size: int,
         costs: Sequence[Cost],
         base: np.ndarray,
+        owed: Owed | None = None,
     ):
         units, _ = integer_weights(weights)
-        self._chunk_size, self._size = chunk_size, len(units)
+        self.chunk_size, self.costs, self._size = chunk_size, costs, len(units)
         self._active = np.flatnonzero(units)
-        phases = iter(_phases([units[d] for d in self._active]))
+        phases = phases_of(units) if owed is None else owed.phases  # who has no weight comes last
         self._components = [
-            _Component(units[d], next(phases), costs[d], start, costs[d].draw(start).before)
+            _Component(units[d], phases[d], costs[d], start, costs[d].draw(start).before)
             for d, start in zip(self._active.tolist(), base[self._active].tolist(), strict=True)
         ]
+        self._ahead = [0] * len(units) if owed is None else list(owed.ahead)
+        # Draws, and a moment around which so many are due.
+        self._anchor = (0, 0 if owed is None else self._put_late())
         self._known: OrderedDict[int, np.ndarray] = OrderedDict()
-        self._anchor = (0, 0)  # draws, and a moment around which so many are due
         # The last number that was asked for: draws, and those of each active component.
         self._last = (0, [0] * len(self._components))
         self._few = 2 * len(self._components) + 8  # draws by which `_near` may fall short
         self._rate = sum(c.weight / c.cost.mean for c in self._components)
+
+    def _put_late(self) -> int:
+        """Lets dues be late by what components are ahead; the moment from which on that is so."""
+        ahead = [self._ahead[d] for d in self._active.tolist()]
+        each, more = divmod(sum(ahead), len(ahead))
+        found = [
+            c._replace(late=own - each - (place < more))
+            for place, (c, own) in enumerate(zip(self._components, ahead, strict=True))
+        ]
+        # Moments begin where the first draw is due, which may have been due before.
+        begin = max(0, -min(c.due(c.cost.draw(c.start)) for c in found))
+        self._components = [c._replace(late=c.late + begin * c.weight) for c in found]
+        return begin
+
+    def owed_after(self, num_draws: int, phases: Sequence[int]) -> Owed:
+        """What components start with where weights change after so many draws.
+
+        Args:
+          num_draws: At least 0.
+          phases: Those that they go on with: (k,).
+        """
+        ahead, spent = list(self._ahead), self._spent(num_draws)
+        total, whole = sum(spent), sum(c.weight for c in self._components)
+        for d, c, cost in zip(self._active.tolist(), self._components, spent, strict=True):
+            ahead[d] += (cost << _COST_BITS) - (c.weight * total << _COST_BITS) // whole
+        return Owed(phases=phases, ahead=ahead)
+
+    def _spent(self, num_draws: int) -> list[int]:
+        """The cost of the first draws of each active component."""
+        given = self.draws_after(num_draws)[self._active].tolist()
+        return [
+            c.cost.draw(c.start + n).before - c.spent
+            for c, n in zip(self._components, given, strict=True)
+        ]
 
     def init_carry(self) -> np.ndarray:
         """Nothing is carried: int32 (0,)."""
@@ -141,7 +195,7 @@ class VirtualTime:
 
     def drawn_at(self, num_chunks: int, carry: np.ndarray) -> np.ndarray:
         """Samples given out in so many chunks: int64 (k,)."""
-        return self.draws_after(num_chunks * self._chunk_size)
+        return self.draws_after(num_chunks * self.chunk_size)
 
     def step(self, num_chunks: int, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The quotas of the chunk after so many, int32 (k,), and the carry."""
@@ -152,12 +206,12 @@ class VirtualTime:
     def drawn_before(self, chunks: np.ndarray) -> np.ndarray:
         """Samples given out before each of many chunks: int64 (n, k)."""
         starts, place = np.unique(chunks, return_inverse=True)
-        return self._drawn_many(starts * self._chunk_size)[place]
+        return self._drawn_many(starts * self.chunk_size)[place]
 
     def quotas_of(self, chunks: np.ndarray) -> np.ndarray:
         """Quotas of many chunks: int32 (n, k)."""
         ends, place = np.unique(np.concatenate([chunks, chunks + 1]), return_inverse=True)
-        drawn = self._drawn_many(ends * self._chunk_size)
+        drawn = self._drawn_many(ends * self.chunk_size)
         before, after = place.reshape(2, -1)
         return (drawn[after] - drawn[before]).astype(np.int32)
 
@@ -195,16 +249,21 @@ class VirtualTime:
             return None
         pieces = [c.cost.pieces(*two) for c, two in pairs]
         # Costs count from a moment nearby, so that floats hold them.
-        moment = min((c.cost.draw(a).before - c.spent) // c.weight for c, (a, _) in pairs)
+        moment = min(
+            (c.cost.draw(a).before - c.spent + (c.late >> _COST_BITS)) // c.weight
+            for c, (a, _) in pairs
+        )
         lines: list[Line] = []
         for c, part in zip(self._components, pieces, strict=True):
             if part is None:
                 return None
-            shift = part.base - c.spent - moment * c.weight
+            whole = c.late >> _COST_BITS
+            shift = part.base - c.spent + whole - moment * c.weight
             if abs(shift) >= MAX_INDEX:
                 return None
             phase = c.phase / 2.0**_PHASE_BITS
-            lines.append(Line(c.weight, phase, part.first - c.start, part.before + shift))
+            late = (c.late - (whole << _COST_BITS)) / 2.0**_COST_BITS
+            lines.append(Line(c.weight, phase, part.first - c.start, part.before + shift, late))
         return lines
 
     def chunks_until(self, draws: np.ndarray, chosen: np.ndarray, last: bool) -> int:
@@ -228,7 +287,7 @@ class VirtualTime:
             c.given(moment if place <= mine else moment - 1)[0]
             for place, c in enumerate(self._components)
         ]
-        return -(-sum(before) // self._chunk_size)
+        return -(-sum(before) // self.chunk_size)
 
     def draws_after(self, num_draws: int) -> np.ndarray:
         """How many of the first draws of the order are each component's: int64 (k,)."""
@@ -292,7 +351,7 @@ class VirtualTime:
         """
         few, (before, moment) = self._few, self._anchor
         low, high, tries = -1, None, 0
-        moment += self._ahead(num_draws - few // 2 - before, self._rate)
+        moment += self._step_ahead(num_draws - few // 2 - before, self._rate)
         while True:
             if moment <= low or (high is not None and (moment >= high or tries % 4 == 3)):
                 moment = (low + high) // 2 if high is not None else 2 * low + 2
@@ -307,9 +366,9 @@ class VirtualTime:
                 high = moment
             else:
                 low = moment
-            moment += self._ahead(num_draws - few // 2 - total, sum(rate for _, rate in pairs))
+            moment += self._step_ahead(num_draws - few // 2 - total, sum(rate for _, rate in pairs))
 
-    def _ahead(self, draws: int, rate: float) -> int:
+    def _step_ahead(self, draws: int, rate: float) -> int:
         """How much later so many more draws are due."""
         return int(draws / rate * 2.0**60) << _PHASE_BITS + _DUE_BITS - 60
 

@@ -28,6 +28,7 @@ class Line(NamedTuple):
     phase: float  # 0 to 1, of a draw's cost
     first: np.ndarray  # int64 (P + 1,), draws before each piece, and before the end
     before: np.ndarray  # int64 (P + 1,), their cost, less weight times a moment that all share
+    late: float = 0.0  # 0 to 1, added to each of these costs
 
 
 class _Dues:
@@ -44,6 +45,7 @@ class _Dues:
         self._cost = np.concatenate([np.diff(line.before) for line in lines])
         self._weight = np.asarray([line.weight for line in lines], dtype=float)
         self._phase = np.asarray([line.phase for line in lines])
+        self._late = np.asarray([line.late for line in lines])
 
     def of(self, component: np.ndarray, draw: np.ndarray) -> np.ndarray:
         """When draws of components are due: float64, of the shape that the two broadcast to."""
@@ -52,7 +54,8 @@ class _Dues:
         inside, cost, length = draw - self._first[piece], self._cost[piece], self._length[piece]
         spent = shared(cost, length, inside)
         own = shared(cost, length, inside + 1) - spent
-        point = (self._before[piece] + spent) + self._phase[component] * own
+        late = self._phase[component] * own + self._late[component]
+        point = (self._before[piece] + spent) + late
         return point / self._weight[component]
 
 

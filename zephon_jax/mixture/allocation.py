@@ -8,13 +8,15 @@ zero again, keep that short.
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from zephon_jax._arrays import MAX_INDEX
 from zephon_jax.kernels import quota, quota_fast_forward
-from zephon_jax.kernels.virtual_time import VirtualTime
+from zephon_jax.kernels.virtual_time import VirtualTime, phases_of
+from zephon_jax.kernels.weights import integer_weights
 from zephon_jax.mixture.history import Start
 
 __all__ = ["Allocation", "CarriedQuotas", "Rows", "VirtualTimeQuotas"]
@@ -269,10 +271,25 @@ class CarriedQuotas:
 
 
 class VirtualTimeQuotas(VirtualTime):
-    """Quotas of the chunks that the draws of virtual time are dealt to. Nothing is carried."""
+    """Quotas of the chunks that the draws of virtual time are dealt to. States carry nothing."""
 
     closed = True
     exact_ends = True
+
+    def followed_by(
+        self, num_chunks: int, units: Sequence[int], first_units: Sequence[int], drawn: np.ndarray
+    ) -> VirtualTimeQuotas:
+        """The quotas after a change of weights, with what components are ahead or behind by then.
+
+        Args:
+          num_chunks: Chunks up to the change.
+          units: Weights from there on, of all components.
+          first_units: Those of the run's beginning, which rank the components.
+          drawn: int64 (k,), samples of each component drawn before the change.
+        """
+        phases = phases_of(integer_weights(first_units)[0])
+        owed = self.owed_after(num_chunks * self.chunk_size, phases)
+        return VirtualTimeQuotas(units, self.chunk_size, self.costs, drawn, owed)
 
     def rows(self, chunks: np.ndarray) -> Rows:
         """Many chunks (n,) at once."""

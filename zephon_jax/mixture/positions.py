@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from zephon_jax._bounded_cache import BoundedCache
 from zephon_jax.kernels import quota
 from zephon_jax.kernels.virtual_time import Cost
 from zephon_jax.mixture.allocation import Allocation, CarriedQuotas, Rows, VirtualTimeQuotas
@@ -26,6 +27,8 @@ from zephon_jax.mixture.history import (
 )
 
 __all__ = ["Era", "ExhaustionRules", "Position", "Steps"]
+
+_KEPT_CHANGES = 64  # of a queue, where many lanes come to a change one after another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,6 +73,9 @@ class Steps:
         default_factory=dict[tuple[int, bool, bytes, bytes], Allocation]
     )
     _first: Position | None = None
+    _changes: BoundedCache[int, Position] = field(
+        default_factory=lambda: BoundedCache[int, Position](_KEPT_CHANGES)
+    )
 
     def start(self) -> Position:
         """The position of chunk 0."""
@@ -115,7 +121,8 @@ class Steps:
         weighing = self.weighing_at(chunk_index)
         active = self._active(weighing, drawn)
         # At a change carries are in the units of one, also where somebody leaves there.
-        fine = 0 < weighing.first_chunk == chunk_index and not self.rules.fixed
+        plain = self.rules.fixed or self.rules.costs is not None  # nothing is in units
+        fine = 0 < weighing.first_chunk == chunk_index and not plain
         allocation = self._allocation(weighing, active, drawn, fine) if active.any() else None
         era = Era(chunk_index, weighing, chunk_index, drawn, active, allocation)
         size = 0 if self.rules.costs is not None else drawn.size
@@ -128,12 +135,34 @@ class Steps:
         active = self._active(weighing, drawn)
         if self.rules.fixed or not active.any():  # nothing is carried
             return self.open(chunk_index, drawn)
+        if self.rules.costs is not None:
+            return self._changed_queue(position, weighing, active)
         shares, old = self._fine_shares(weighing, active), before.allocation
-        assert isinstance(old, CarriedQuotas)  # virtual time has one entry
+        assert isinstance(old, CarriedQuotas)
         start = carry_over(carry, int(old.shares.unit), int(shares.unit), active)
         allocation = CarriedQuotas(shares, start)
         era = Era(chunk_index, weighing, chunk_index, drawn, active, allocation)
         return Position(chunk_index, era, allocation.init_carry(), drawn)
+
+    def _changed_queue(
+        self, position: Position, weighing: Weighing, active: np.ndarray
+    ) -> Position:
+        """`changed` under virtual time, where all follows from the chunk: every lane comes here."""
+        chunk_index, before, carry, drawn = position
+        known = self._changes.get(chunk_index)
+        if known is not None and np.array_equal(known.drawn, drawn):
+            return known
+        assert isinstance(before.allocation, VirtualTimeQuotas)
+        allocation = before.allocation.followed_by(
+            chunk_index - before.anchor,
+            _units(weighing, active),
+            self.rules.weighings[0].units,
+            drawn,
+        )
+        era = Era(chunk_index, weighing, chunk_index, drawn, active, allocation)
+        found = Position(chunk_index, era, carry, drawn)
+        self._changes.put(chunk_index, found)
+        return found
 
     def at(self, position: Position, num_chunks: int) -> Position:
         """The position so many chunks after the era's anchor, as if nothing ended before."""

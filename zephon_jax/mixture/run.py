@@ -63,6 +63,7 @@ class MixtureRun:
         shards, costs, ratios = [], None, np.zeros(0, dtype=np.int64)
         if tokens is not None:
             tokens.check_names(settings.names)
+            self._check_ungrown(settings)
             shards = [shard_costs(dataset, tokens) for dataset in datasets]
             pairs = zip(self.orders.of_epoch(0), shards, strict=True)
             costs = [RunningCost(*pair) for pair in pairs]
@@ -78,6 +79,15 @@ class MixtureRun:
         self.config = fingerprint(settings, counts, shards, datasets)
         self.states = LaneStates(self.eras, settings, self.config, ratios, ChangedData(datasets))
         self.samples = RandomAccess(self.eras, settings, self.orders)
+
+    def _check_ungrown(self, settings: MixtureSettings) -> None:
+        """Refuses shards that were added to a mixture in tokens."""
+        grown = [settings.names[d] for d in self.orders.growths]
+        if grown:
+            raise ValueError(
+                f"datasets {grown[:8]} got shards in mid-run, and a mixture in tokens goes by what"
+                " all of a dataset's shards hold. Add the shards as a new dataset of a new run."
+            )
 
     @functools.cached_property
     def planner(self) -> ChunkPlanner:
@@ -99,6 +109,8 @@ class MixtureRun:
             return
         for weighing in steps.rules.weighings:
             first = weighing.first_chunk == 0
+            if not first and steps.rules.costs is not None:
+                break  # what later chunks ask for follows from the draws before
             quotas = steps.first_quotas() if first else steps.least_quotas(weighing)
             for d in np.flatnonzero(capped & (quotas > weighing.caps))[:1]:
                 where = "the first chunk" if first else f"each chunk from {weighing.first_chunk} on"

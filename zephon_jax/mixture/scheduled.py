@@ -64,8 +64,9 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
       stop_after_passes: End the run at the first chunk boundary where every dataset that is drawn
         in this stage or a later one has been gone through so often.
       lane_assignment: How chunks are dealt to lanes: "permute" or "modulo".
-      allocation: "incremental" or "fixed"; "virtual_time" carries nothing over and is refused.
-      token_estimation: Refused for the same reason, with more than one stage or ramp.
+      allocation: "incremental", "fixed" or "virtual_time".
+      token_estimation: Makes the weights of all stages shares of tokens. What a component has
+        beyond its share of the tokens, or less, goes on where weights change.
       changes: What was changed while the run went on: `changes` of the source that had it. The
         datasets are then those after all changes, and stages name those that were there before.
 

@@ -216,8 +216,8 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
             starts = tuple(one for one in starts if one < changes[0].first_chunk)
             starts = (*starts, *(change.first_chunk for change in changes))
     first = history[0].units
-    if len(history) > 1:
-        _check_schedulable(allocation, given.token_estimation)
+    if given.token_estimation is not None:
+        _check_goes_on_in_tokens(given.changes, names)
     return MixtureSettings(
         names=tuple(names),
         fractions=tuple(Fraction(unit, sum(first)) for unit in first),
@@ -238,15 +238,15 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
     )
 
 
-def _check_schedulable(allocation: str, token_estimation: object) -> None:
-    """Refuses schedules by virtual time, whose draws carry nothing over a change of weights."""
-    if allocation != "virtual_time":
-        return
-    given = "token_estimation" if token_estimation is not None else "allocation = 'virtual_time'"
-    raise ValueError(
-        f"weights that change are allocated by carries, and {given} draws by virtual time. Use"
-        " allocation = 'incremental' with weights in samples, or keep the weights as they are."
-    )
+def _check_goes_on_in_tokens(changes: Sequence[Change], names: Sequence[str]) -> None:
+    """Refuses datasets that were added in mid-run to a mixture in tokens."""
+    first = len(changes[0].num_shards) if changes else len(names)
+    if first < len(names):
+        raise ValueError(
+            f"datasets {list(names[first:])[:8]} were added in mid-run to a mixture in tokens, of"
+            " which token_estimation speaks from the start. Declare them from the start, with"
+            " weight 0."
+        )
 
 
 def _allocation(value: object, token_estimation: object) -> str:
