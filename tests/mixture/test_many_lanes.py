@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import zephon_jax as zx
+from zephon_jax.mixture.chunk_planner import ChunkPlanner
 from zephon_jax.sources.chunk_windows import ChunkWindow, windows_of
 
 LANES = 40
@@ -80,3 +81,14 @@ def test_a_source_with_a_next_chunk_or_an_init_of_its_own_keeps_to_them():
     states = source.init_lanes([2, 3], 4)
     assert [int(state.lane) for state in states] == [0, 0]
     assert [chunk for chunk, _ in source.next_chunks(states)] == [None, None]
+
+
+def test_restored_lanes_are_drawn_together_too(monkeypatch):
+    source = make_source()
+    saved = [zx.encode_state(state) for state in source.init_lanes(range(LANES), LANES)]
+    other = make_source()
+    states = [zx.decode_state(other, one) for one in saved]
+    alone = [other.next_chunk(state)[0] for state in states]
+    monkeypatch.setattr(ChunkPlanner, "next", None)  # what draws for one lane
+    for mine, (chunk, _) in zip(alone, other.next_chunks(states), strict=True):
+        np.testing.assert_array_equal(chunk.order()[1], mine.order()[1])

@@ -20,7 +20,7 @@ from zephon_jax.mixture.allocation import Rows
 from zephon_jax.mixture.eras import Eras
 from zephon_jax.mixture.generations import GrownLookup
 from zephon_jax.mixture.lane_chunks import Lane
-from zephon_jax.mixture.positions import Position
+from zephon_jax.mixture.positions import Era, Position
 from zephon_jax.mixture.sample_lookup import SampleLookup
 
 __all__ = ["TOGETHER", "ChunkPlan", "ChunkPlanner", "ChunkSamples", "samples_of_chunks"]
@@ -148,9 +148,9 @@ class ChunkPlanner:
           lanes: The lanes.
         """
         found: dict[int, ChunkPlan] = {}
-        by_era: dict[int, list[int]] = defaultdict(list)
+        by_era: dict[tuple[int | bytes, ...], list[int]] = defaultdict(list)
         for place, position in enumerate(positions):
-            by_era[id(position.era)].append(place)
+            by_era[_name(position.era)].append(place)
         for places in by_era.values():
             num = max(1, _COMPONENTS // positions[places[0]].drawn.size)
             for n in range(0, len(places), num):
@@ -275,3 +275,8 @@ class ChunkPlanner:
         )
         self._pages.put(lane, page)
         return page
+
+
+def _name(era: Era) -> tuple[int | bytes, ...]:
+    """Tells eras apart: restored states have one of their own each, which may be the same."""
+    return era.first_chunk, era.anchor, id(era.allocation), era.base.tobytes()

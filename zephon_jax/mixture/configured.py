@@ -35,7 +35,8 @@ __all__ = ["ConfiguredMixture"]
 
 # Attributes that follow from the arguments.
 _BUILT = (
-    "_datasets", "_arguments", "_settings", "_counts", "_by_id", "_ids", "_run", "_earlier", "unit",
+    "_datasets", "_arguments", "_settings", "_counts", "_by_id", "_ids", "_run", "_earlier",
+    "_shown", "unit",
 )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ class ConfiguredMixture(MixtureSource):
         self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
         self.unit = "samples" if self.token_estimation is None else "tokens"
-        self._earlier = None
+        self._earlier, self._shown = None, ""
         self._run = None  # not before all that decides the order is known
         if not self.requires_token_priming:
             self._run = MixtureRun(datasets, self._settings, self._counts, self.token_estimation)
@@ -180,15 +181,17 @@ class ConfiguredMixture(MixtureSource):
         vars(self).update(state["own"])
 
     def __repr__(self) -> str:
-        settings, stages = self._settings, len(self._settings.stage_starts)
-        pairs = zip(settings.names[:8], settings.fractions, strict=False)
-        shares = {name: round(float(share), 6) for name, share in pairs}
-        more = "" if len(settings.names) <= 8 else f" and {len(settings.names) - 8} more"
-        first = "" if stages == 1 else f"{stages} stages from "
-        return (
-            f"{type(self).__name__}({first}{shares}{more}, chunk_size={settings.chunk_size},"
-            f" seed={settings.seed})"
-        )
+        if not self._shown:  # Grain asks each time that it opens a lane
+            settings, stages = self._settings, len(self._settings.stage_starts)
+            pairs = zip(settings.names[:8], settings.fractions, strict=False)
+            shares = {name: round(float(share), 6) for name, share in pairs}
+            more = "" if len(settings.names) <= 8 else f" and {len(settings.names) - 8} more"
+            first = "" if stages == 1 else f"{stages} stages from "
+            self._shown = (
+                f"{type(self).__name__}({first}{shares}{more}, chunk_size={settings.chunk_size},"
+                f" seed={settings.seed})"
+            )
+        return self._shown
 
     @property
     def token_estimation(self) -> TokenEstimation | None:
