@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from support.helpers import stepped
 
-from zephon_jax.kernels import quota
+import zephon_jax as zx
+from zephon_jax.kernels import quota, quota_fast_forward
 from zephon_jax.mixture.allocation import CarriedQuotas
 
 
@@ -50,3 +51,20 @@ def test_threads_share_saved_carries():
                     assert np.array_equal(carry, carries[n])
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_far_chunks_of_many_rare_components_are_found_without_those_before(monkeypatch):
+    weights = np.random.default_rng(0).random(300).tolist()
+    datasets = [zx.Dataset.from_counts(f"d{n}", [10**7]) for n in range(300)]
+    source = zx.StaticMixtureWorkSource(
+        datasets, {f"d{n}": weight for n, weight in enumerate(weights)}, 64
+    )
+    steps, step = [], quota.step
+    monkeypatch.setattr(quota_fast_forward, "step", lambda *a: steps.append(1) or step(*a))
+    state = source.seek(1_000_000)
+    assert len(source) > 64_000_000
+    assert source.sample_id_at(64_000_000) in {sample for sample, _ in source.next_chunk(state)[0]}
+    assert len(steps) < 20_000  # of a million
+    for _ in range(5):
+        _, state = source.next_chunk(state)
+    assert zx.encode_state(state) == zx.encode_state(source.seek(1_000_005))

@@ -1,8 +1,9 @@
 """Where carried quotas stand at any chunk, without going through the chunks before.
 
 Most mixtures have a closed form. The others (a component that gets less than one sample a chunk)
-are stepped through once; carries saved along the way, and the period after which the carry is
-zero again, keep that short.
+forget what was before, most of them after some hundred chunks: their carries are found from these
+alone. The rest is stepped through once; carries saved along the way, and the period after which the
+carry is zero again, keep that short.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from zephon_jax._arrays import MAX_INDEX
-from zephon_jax.kernels import quota, quota_fast_forward
+from zephon_jax.kernels import quota, quota_coalescence, quota_fast_forward
 from zephon_jax.kernels.virtual_time import VirtualTime, phases_of
 from zephon_jax.kernels.weights import integer_weights
 from zephon_jax.mixture.history import Start
 
 __all__ = ["Allocation", "CarriedQuotas", "Rows", "VirtualTimeQuotas"]
 
+_WINDOWS = (1 << 9, 1 << 11, 1 << 13, 1 << 15, 1 << 17)  # chunks looked at to find a carry alone
 _STRIDE = 2048  # chunks between saved carries: stepping through so many takes milliseconds
 _MAX_SAVED = 4096
 
@@ -111,7 +113,8 @@ class CarriedQuotas:
     exact_ends = False  # `chunks_until` is a guess
 
     __slots__ = (
-        "_closed", "_held", "_max_saved", "_period", "_saved", "_start", "_stride", "shares",
+        "_closed", "_held", "_max_saved", "_period", "_saved", "_start", "_stride", "_worth",
+        "shares",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +130,8 @@ class CarriedQuotas:
         # A carry that starts at zero comes back to it; another need not come back.
         self._period = quota.period(shares) if start is None else MAX_INDEX
         self._stride = stride
+        # Going through chunks one by one takes as long as a window does, following bits a quarter.
+        self._worth = 1 if quota_fast_forward.steps_through(shares) else 4
         self._start = None if start is None else start.carry
         self._held = None if start is None else start.held
         first = quota.init_carry(shares) if start is None else start.carry
@@ -162,13 +167,25 @@ class CarriedQuotas:
         if self._closed:
             return quota.steady_carry(self.shares, num_chunks, self._start)
         place = num_chunks % self._period
-        mark, carry = self._nearest(place)
+        mark, carry = self._near(place)
         stride = self._stride  # read once: another thread may double it meanwhile
         while place - mark >= stride:
             carry = quota_fast_forward.forward(self.shares, carry, mark, mark + stride)
             mark += stride
             self._save(mark, carry)
         return quota_fast_forward.forward(self.shares, carry, mark, place)
+
+    def _near(self, place: int) -> tuple[int, np.ndarray]:
+        """A carry at or before a place in the period, found alone where the saved ones are far."""
+        mark, carry = self._nearest(place)
+        for window in _WINDOWS:
+            if place - mark < window * self._worth:
+                break
+            found = quota_coalescence.coalesced(self.shares, place, window, self._start)
+            if found is not None:
+                self._save(*found)
+                return found
+        return mark, carry
 
     def _nearest(self, place: int) -> tuple[int, np.ndarray]:
         """The last saved carry at or before a place in the period, and where it stands."""
@@ -193,10 +210,10 @@ class CarriedQuotas:
             return carry
         if self._closed:
             return self.carry_at(stop)
-        if stop - start > self._stride:
-            place = stop % self._period
-            if place - self._nearest(place)[0] < stop - start:
-                return self.carry_at(stop)
+        if stop - start > min(self._stride, _WINDOWS[0] * self._worth):
+            if start:
+                self._save(start % self._period, self._inner(carry))
+            return self.carry_at(stop)
         inner = quota_fast_forward.forward(self.shares, self._inner(carry), start, stop)
         return self._outer(inner)
 
