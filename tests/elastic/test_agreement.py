@@ -3,11 +3,12 @@
 import shutil
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from support.checkpoints import Together, advanced, lane_files, save_all
-from support.elastic_runs import hosts, readable, rows
+from support.elastic_runs import assert_same, hosts, in_step, join, readable, rows
 
 import zephon_jax as zx
 
@@ -227,3 +228,65 @@ def test_states_know_their_pipeline():
     first(rows).set_state(named)
     with pytest.raises(TypeError, match="pipeline_id must be a string; got 3"):
         hosts(readable(), LANES, rows, 1, pipeline_id=3)
+
+
+def test_hosts_whose_lanes_have_ended_count_masked_steps_as_the_others_do(tmp_path):
+    """They save together among them, and any number of hosts goes on from there."""
+    source = readable((40,), chunk_size=4, exhausted_policy="redistribute")
+    taken = [[e["data"] for e in zx.LaneIterDataset(source, lane, 2)] for lane in range(2)]
+    kept = {*taken[0], *taken[1][:3]}
+
+    def some(lane):
+        return rows(lane.filter(lambda e: e["data"] in kept))
+
+    settings = {"rows_per_sample": None, "pad": True}
+    alone = iter(hosts(source, 2, some, 1, **settings)[0])
+    places, expected = [], []
+    for batch in zx.synchronized(alone):
+        places.append(alone.get_state())
+        expected.append(batch)
+    assert [int(batch["row_mask"].sum()) for batch in expected] == [2] * 3 + [1] * 17
+    iterators = [iter(one) for one in hosts(source, 2, some, 2, **settings)]
+    together = Together(2)
+
+    def agree(say):
+        return lambda word: [int(said) for said in say("a step", str(word), 20)]
+
+    steps = [zx.synchronized(one, agree(together.of(h))) for h, one in enumerate(iterators)]
+    with ThreadPoolExecutor(2) as pool:
+        for step, (batch, place) in enumerate(zip(expected, places, strict=True), 1):
+            assert_same([join(list(pool.map(next, steps)))], [batch])
+            for state in [place, *(one.get_state() for one in iterators)]:
+                assert {**state, "lanes": {}} == {**place, "lanes": {}, "step": step, "rows": step}
+            if step in (2, 3, 4, 11, 20):
+                assert save_all(tmp_path / str(step), iterators) == [None, None]
+                again = iter(hosts(source, 2, some, 1, **settings)[0])
+                assert zx.restore_checkpoint(tmp_path / str(step), again) == step
+                assert_same(list(zx.synchronized(again)), expected[step:])
+
+
+def test_a_host_that_cannot_go_to_the_checkpoint_leaves_all_where_they_are(tmp_path):
+    """What the others only hear when they have gone there already."""
+    folder = saved(tmp_path / "a", (2, 4))
+    iterators = [iter(one) for one in hosts(readable(), LANES, rows, 2)]
+    for _ in range(3):
+        before = [next(iterator) for iterator in iterators]
+    places = [iterator.get_state() for iterator in iterators]
+    stands = type(iterators[1]).set_state
+
+    def refuses(state):
+        raise ValueError("its pipeline is of another version")
+
+    for asked in (None, 2):
+        iterators[1].set_state = refuses
+        found, _ = restore_all([folder] * 2, iterators, [asked] * 2)
+        assert isinstance(found[0], RuntimeError)
+        assert "nothing was restored: processes [1]: ValueError" in str(found[0])
+        assert isinstance(found[1], ValueError)
+        assert [iterator.get_state() for iterator in iterators] == places
+    del iterators[1].set_state
+    assert type(iterators[1]).set_state is stands
+    [whole] = hosts(readable(), LANES, rows, 1)
+    expected = list(whole)
+    assert_same([join(before)], [expected[2]])
+    assert_same(in_step(iterators), expected[3:])

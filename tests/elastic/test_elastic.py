@@ -580,6 +580,19 @@ def test_text_of_any_length_in_rows_and_batches(size):
     assert {batch[name].dtype for batch in got for name in "tu"} == {np.dtype(object)}
 
 
+@pytest.mark.parametrize("size", [None, 2])
+def test_arrays_of_bytes_of_any_length_in_rows_and_batches(size):
+    """As those of text: the longest entry of one row is not that of another."""
+    kept = lambda e: {"b": np.array([b"z" * (e["data"] % 5), b"a"])}  # noqa: E731
+    expected = [kept(e)["b"].tolist() for e in zx.LaneIterDataset(readable(), 0, 1)]
+    alike = lambda e: {"b": kept(e)["b"].astype("S9")}  # noqa: E731
+    pipeline = lambda lane: lane.map(kept) if size is None else lane.map(alike).batch(size)  # noqa: E731
+    got = list(hosts(readable(), 1, pipeline, 1, global_batch_size=2,
+                     read_config=zx.MixtureReadConfig())[0])  # fmt: skip
+    assert [row for batch in got for row in batch["b"].tolist()] == expected
+    assert {batch["b"].dtype for batch in got} == {np.dtype(object)}
+
+
 def test_text_and_bytes_keep_every_byte():
     datasets = [zx.Dataset.from_source("b", [bytes([n, 0, 0]) for n in range(16)])]
     source = zx.StaticMixtureWorkSource(datasets, {"b": 1}, chunk_size=4)

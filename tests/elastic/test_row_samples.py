@@ -61,10 +61,11 @@ def test_each_host_tells_the_whole_batch():
     assert len(one.sample_ids_at(3)) == 4
 
 
+@pytest.mark.parametrize("size", [4, lambda step: 2 * (1 + step % 3)])
 @pytest.mark.parametrize("pipeline", [filtered, batched, lambda lane: filtered(lane).batch(3)])
-def test_rows_that_keep_their_id_are_told_by_a_replay(pipeline):
+def test_rows_that_keep_their_id_are_told_by_a_replay(pipeline, size):
     (dataset,) = hosts(
-        readable(), 2, pipeline, 1, rows_per_sample=None, global_batch_size=4, batched=None
+        readable(), 2, pipeline, 1, rows_per_sample=None, global_batch_size=size, batched=None
     )
     iterator = iter(dataset)
     states, batches = [iterator.get_state()], []
@@ -73,7 +74,7 @@ def test_rows_that_keep_their_id_are_told_by_a_replay(pipeline):
         states.append(iterator.get_state())
     assert len(batches) > 4
     for begin in (0, 1, 3):
-        for step in (begin, begin + 1, len(batches) - 1):
+        for step in (begin, begin + 1, begin + 2, len(batches) - 1):
             assert_told(dataset.sample_ids_at(step, states[begin]), ids_of(batches[step]))
     with pytest.raises(ValueError, match="of step 1 or before; got step 2"):
         dataset.sample_ids_at(1, states[2])

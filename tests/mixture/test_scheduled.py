@@ -94,6 +94,29 @@ def check_counts(seed):
         check_shares(drawn)
 
 
+def check_targets(seed):
+    """Each chunk tells the weights that hold there, in whatever order chunks are asked for."""
+    found = drawn_schedule(seed)
+    if found is None:
+        return
+    drawn, source = found
+    leaving = [p == "redistribute" for p in source.settings.exhausted_policy]
+    given, wanted = [0] * len(drawn.sizes), []
+    for g, row in enumerate(drawn.rows):
+        shares = [c for c in drawn.changes if c[0] <= g][-1][1]
+        ended = [
+            left and n >= size for left, n, size in zip(leaving, given, drawn.sizes, strict=True)
+        ]
+        here = [0 if over else share for over, share in zip(ended, shares, strict=True)]
+        names = zip(source.settings.names, here, strict=True)
+        wanted.append({name: float(share / sum(here)) for name, share in names})
+        given = [a + b for a, b in zip(given, row, strict=True)]
+    places = list(range(len(wanted)))
+    for g in random.Random(seed).sample([*places, *places], len(places)):
+        chunk, _ = source.next_chunk(source.seek(g))
+        assert chunk.target_mixture == pytest.approx(wanted[g], abs=1e-12), (seed, g)
+
+
 def check_shares(drawn):
     """At each chunk boundary every component is within 2 samples of the sum of its shares."""
     exact, given = [0] * len(drawn.sizes), [0] * len(drawn.sizes)
@@ -167,6 +190,11 @@ def test_chunks_samples_and_lanes_of_drawn_schedules():
 def test_chunks_samples_and_lanes_of_drawn_schedules_long(part):
     for seed in range(20_000 + 60 * part, 20_000 + 60 * part + 60):
         check_everywhere(seed)
+
+
+def test_chunks_tell_the_weights_that_hold_there():
+    for seed in range(6):
+        check_targets(seed)
 
 
 def test_one_stage_is_the_static_mixture():
