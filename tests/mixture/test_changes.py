@@ -161,6 +161,19 @@ def test_what_cannot_be_continued_is_refused():
         )
 
 
+@pytest.mark.parametrize("chunks", [(4, 4), (4, 3), (3, 5, 5), (5, 3, 7)])
+def test_kept_changes_ascend(chunks):
+    """Of two changes at one chunk, or in another order, nobody can tell which holds."""
+    datasets = [counted("a", 50), counted("b", 60)]
+    changes = [[g, [1 + n, 1], [1, 1], [0, 0]] for n, g in enumerate(chunks)]
+    wrong = next(n for n in range(1, len(chunks)) if chunks[n] <= chunks[n - 1])
+    stages = [zx.Stage(mixture={"a": 1, "b": 2})]
+    with pytest.raises(ValueError, match=rf"changes\[{wrong}\] does not follow"):
+        zx.ScheduledMixtureWorkSource(datasets, stages, chunk_size=10, changes=changes)
+    with pytest.raises(ValueError, match=rf"changes\[{wrong}\] does not follow"):
+        mixture([50, 60], [1, 2], chunk_size=10).with_changes(changes)
+
+
 @pytest.mark.parametrize("count", [2, 8])
 def test_restored_on_other_hosts_with_packing(count):
     """Killed before the change, and restored with it: as if nothing had stopped."""
