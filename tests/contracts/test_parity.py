@@ -476,6 +476,19 @@ def test_compiled_chunks_are_the_same(name, compiled_backend):
         same(one[1], other[1])
 
 
+def test_compiled_kernels_of_one_size_do_not_serve_another(compiled_backend):
+    """Sources side by side, of as many components and other chunk sizes, or the other way round."""
+    draw = np.random.default_rng(5)
+    for k, size in ((3, 40), (3, 200), (4, 40), (4, 200), (3, 40), (3, 90)):
+        counts = draw.multinomial(size, draw.dirichlet([1] * k), 40)  # more than a kernel's block
+        counts[1] //= 2  # a short chunk
+        wanted = [swrr.order(row).tolist() for row in counts]
+        for _ in range(2):  # by NumPy while the kernel is compiled, then by the kernel
+            assert [row.tolist() for row in backend.swrr_orders(counts, size)] == wanted
+            backend.finish_compiling()
+    assert len({kernel for kernel in backend.compiled() if kernel[0] == "swrr"}) >= 5
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 64, 256, 257, 300])
 def test_packed_round_robin_is_the_same(k):
     counts = np.random.default_rng(k).multinomial(
