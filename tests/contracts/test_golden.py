@@ -102,6 +102,22 @@ SCHEDULES = {  # stages, and settings
         [(21, WARM), (90, WARM, "cosine"), (None, MAIN)],
         {"chunk_size": 2048, **ENDLESS},
     ),
+    "schedule, virtual time": (
+        [(10, WARM), (40, WARM, "linear"), (60, MAIN), (None, LAST)],
+        {"chunk_size": 700, "allocation": "virtual_time", **ENDLESS},
+    ),
+    "schedule in tokens": (
+        [(7, WARM), (19, MAIN, "cosine"), (30, [0, 1, 1]), (None, LAST)],
+        {"chunk_size": 777, "token_estimation": TOKENS, "shuffle_block_size": 500, **ENDLESS},
+    ),
+    "schedule in tokens, redistribute": (
+        [(9, MAIN, "linear"), (25, LAST), (None, [1, 1, 0])],
+        {"chunk_size": 512, "token_estimation": TOKENS, "exhausted_policy": "redistribute"},
+    ),
+    "schedule that ends after tokens": (
+        [(zx.tokens(900_000), WARM), (zx.tokens(1_150_000), MAIN, "linear"), (None, LAST)],
+        {"chunk_size": 400, "token_estimation": TOKENS, "shuffle_within_shard": True, **ENDLESS},
+    ),
     "shards and a dataset added": (
         [(None, [11, 7])],
         {

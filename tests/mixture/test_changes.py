@@ -147,8 +147,6 @@ def test_what_cannot_be_continued_is_refused():
         )
     with pytest.raises(ValueError, match="shard 0 of dataset 'a' had 50 samples and now has 51"):
         source.with_mixture(new, 4, datasets=[counted("a", 51)])
-    with pytest.raises(ValueError, match="allocation = 'virtual_time' draws by virtual time"):
-        mixture([50, 60], chunk_size=10, allocation="virtual_time").with_mixture(new, 4)
     with pytest.raises(ValueError, match="other mixture weights"):
         zx.decode_state(changed, zx.encode_state(source.replace(mixture=new).seek(2)))
     with pytest.raises(ValueError, match=r"changes\[0\] does not follow"):

@@ -309,6 +309,17 @@ def test_stages(tmp_path):
     lines[5] = lines[5].replace("until: 7", "until: {samples: 70}")
     (tmp_path / "run.yaml").write_text("\n".join(lines))
     assert zx.load_config(tmp_path / "run.yaml").boundaries == (0, 3, 7)
+    lines[4] = lines[4].replace("{samples: 34}", "{tokens: 580}")
+    lines[5] = lines[5].replace("{samples: 70}", "{tokens: 1400}")
+    lines.append("token_estimation: {shard_totals: {web: [1800], toy: [900]}}")
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    boundaries = zx.load_config(tmp_path / "run.yaml").boundaries
+    assert boundaries[:2] == (0, 3)  # 200 tokens a chunk of web, somewhat more of toy
+    assert boundaries[2] in (6, 7)
+    lines[5] = lines[5].replace("{tokens: 1400}", "{tokens: 1400, samples: 3}")
+    (tmp_path / "run.yaml").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"stages\[1\].until must give chunks, 'samples' or"):
+        zx.load_config(tmp_path / "run.yaml")
 
 
 def test_the_schema_is_plain_json():
@@ -358,7 +369,8 @@ FITTING = {
 }  # fmt: skip
 STAGED = {
     ("stages",): [[]], ("stages", 0): [], ("stages", 0, "until"): [
-        7, {"samples": 30}, {"samples": -1}, {"samples": 2.5}, {"chunks": 3}, 2**62, 2**63,
+        7, {"samples": 30}, {"samples": -1}, {"samples": 2.5}, {"chunks": 3},
+        {"tokens": 30}, {"tokens": "x"}, {"samples": 3, "tokens": 4}, {}, 2**62, 2**63,
     ],
     ("stages", 0, "ramp"): ["cosine", "step"], ("stages", 0, "mixture"): [],
     ("stages", 0, "mixture", "web"): ["1/3", "1/0"], ("stages", 0, "unknown"): [],
@@ -368,7 +380,7 @@ STAGED = {
 ACROSS = (
     "must name every dataset and no other", "must give every dataset a weight",
     "Give one for each shard", "does not exist", "until is missing", "ascending order",
-    "must have a positive weight", "until must be at most",
+    "must have a positive weight", "until must be at most", "needs a mixture in tokens",
 )  # fmt: skip
 
 

@@ -59,6 +59,11 @@ class Drawn:
         )
 
     def source(self):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "a chunk of")  # that goes through all data
+            return self._source()
+
+    def _source(self):
         return scheduled(self.sizes, self.stages, **self.settings)
 
 

@@ -70,7 +70,8 @@ def _guess(lines: Sequence[Line], num_draws: np.ndarray) -> np.ndarray:
     given = np.empty((len(lines), num_draws.size), dtype=np.int64)
     for d, (line, knot) in enumerate(zip(lines, knots, strict=True)):
         point = np.floor(np.interp(moment, knot, line.first) - line.phase) + 1
-        given[d] = np.clip(point, line.first[0], line.first[-1] - 1)
+        # Pieces may begin before draw 0, where dues are late: nothing before it is given again.
+        given[d] = np.clip(point, max(0, line.first[0]), line.first[-1] - 1)
     return given
 
 

@@ -37,6 +37,8 @@ __all__ = [
     "with_datasets",
 ]
 
+_OF_WEIGHTS = ("history", "fractions", "stage_starts", "token_points", "changes")
+
 
 def boundary_of(at: object) -> int:
     """The chunk from which on a change may hold.
@@ -158,7 +160,7 @@ def check_settings(before: MixtureSettings, after: MixtureSettings) -> None:
     """
     for field in fields(before):
         one, other = getattr(before, field.name), getattr(after, field.name)
-        if field.name in ("history", "fractions", "stage_starts", "changes") or one == other:
+        if field.name in _OF_WEIGHTS or one == other:
             continue
         names = before.names
         named = isinstance(one, tuple) and isinstance(other, tuple)

@@ -33,7 +33,7 @@ from zephon_jax.mixture.config_schema import (
     UNTIL,
     Schema,
 )
-from zephon_jax.mixture.schedule import Stage, samples
+from zephon_jax.mixture.schedule import Stage, samples, tokens
 from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.sources.read_order import MixtureReadConfig
@@ -270,9 +270,13 @@ def _stages(raw: object) -> list[Stage]:
         until = entry.get("until")
         if isinstance(until, Mapping):
             until = _mapping(until, f"{where}.until", UNTIL)
-            if "samples" not in until:
-                raise ValueError(f"{where}.until is empty: give chunks, or 'samples'.")
-            entry["until"] = samples(until["samples"])
+            if len(until) != 1:
+                raise ValueError(
+                    f"{where}.until must give chunks, 'samples' or 'tokens', one of them; got"
+                    f" {list(until)}."
+                )
+            ((unit, number),) = until.items()
+            entry["until"] = samples(number) if unit == "samples" else tokens(number)
         entry["mixture"] = _numbers(entry["mixture"], f"{where}.mixture")
         found.append(Stage(**entry))
     return found

@@ -97,12 +97,14 @@ READ = {
 
 _MIXTURE = _by_name(_number(minimum=0))
 
-UNTIL = {"samples": _at_least(0, MAX_INDEX)}
+UNTIL = {"samples": _at_least(0, MAX_INDEX), "tokens": _at_least(0, MAX_INDEX)}
 """Keys of a stage's `until` that is no number of chunks."""
+
+_ONE: Schema = {"minProperties": 1, "maxProperties": 1}
 
 STAGE = {
     "mixture": _MIXTURE, "ramp": _or_null({"enum": list(RAMPS)}),
-    "until": _or_null({"anyOf": [_at_least(0), _closed(UNTIL, "samples")]}),
+    "until": _or_null({"anyOf": [_at_least(0), _closed(UNTIL) | _ONE]}),
 }  # fmt: skip
 """Keys of a stage."""
 

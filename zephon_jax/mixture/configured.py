@@ -17,7 +17,7 @@ from zephon_jax.mixture.dataset_order import block_size
 from zephon_jax.mixture.fingerprint import differences, fingerprint
 from zephon_jax.mixture.history import Change
 from zephon_jax.mixture.lane_states import field_words, ratios_of_fields
-from zephon_jax.mixture.run import MixtureRun
+from zephon_jax.mixture.run import MixtureRun, placed_in_tokens
 from zephon_jax.mixture.settings import (
     MixtureArguments,
     check_datasets,
@@ -36,7 +36,7 @@ __all__ = ["ConfiguredMixture"]
 # Attributes that follow from the arguments.
 _BUILT = (
     "_datasets", "_arguments", "_settings", "_counts", "_by_id", "_ids", "_run", "_earlier",
-    "_shown", "unit",
+    "_shown", "unit", "_placed",
 )  # fmt: skip
 
 
@@ -73,12 +73,28 @@ class ConfiguredMixture(MixtureSource):
 
     _earlier: _EarlierForms[Self] | None
 
-    def _build(self, datasets: tuple[ShardedDataset, ...], arguments: MixtureArguments) -> None:
-        """Makes everything that follows from the arguments."""
+    def _build(
+        self,
+        datasets: tuple[ShardedDataset, ...],
+        arguments: MixtureArguments,
+        placed: tuple[int, ...] | None = None,
+    ) -> None:
+        """Makes everything that follows from the arguments.
+
+        Args:
+          datasets: The datasets.
+          arguments: The arguments.
+          placed: The chunks of stages that end after tokens, where somebody has looked for them.
+        """
         self._datasets, self._arguments = datasets, arguments
         names = [dataset.name for dataset in datasets]
-        self._settings = make_settings(names, arguments)
         self._counts = [np.asarray(d.shard_counts, dtype=np.int64) for d in datasets]
+        self._settings, self._placed = make_settings(names, arguments, placed), placed
+        if self._settings.token_points and not self.requires_token_priming:
+            estimation = arguments.token_estimation
+            assert estimation is not None
+            self._placed = placed_in_tokens(datasets, self._settings, self._counts, estimation)
+            self._settings = make_settings(names, arguments, self._placed)
         self._by_id = MappingProxyType(dict(enumerate(datasets)))
         self._ids = MappingProxyType({name: d for d, name in enumerate(names)})
         self.unit = "samples" if self.token_estimation is None else "tokens"
@@ -172,12 +188,15 @@ class ConfiguredMixture(MixtureSource):
     def __getstate__(self) -> dict[str, Any]:
         # What a subclass adds travels as it is; the rest follows from the arguments.
         own = {name: value for name, value in vars(self).items() if name not in _BUILT}
-        return {"datasets": self._datasets, "settings": dict(self._arguments.items()), "own": own}
+        settings = dict(self._arguments.items())
+        placed = {} if self._placed is None else {"placed": self._placed}
+        return {"datasets": self._datasets, "settings": settings, "own": own, **placed}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said once, where the source was first made
-            self._build(state["datasets"], MixtureArguments(**state["settings"]))
+            arguments = MixtureArguments(**state["settings"])
+            self._build(state["datasets"], arguments, state.get("placed"))
         vars(self).update(state["own"])
 
     def __repr__(self) -> str:
@@ -237,7 +256,10 @@ class ConfiguredMixture(MixtureSource):
         estimation = self.token_estimation
         assert estimation is not None
         mine = fingerprint(self._settings, self._counts, [], self._datasets)
-        ratios = ratios_of_fields(fields, mine, len(self._settings.names))
+        # Which chunks its stages end at follows from the tokens.
+        free = ("changes of the weights", "number of changes of the weights")
+        free = free if self._settings.token_points else ()
+        ratios = ratios_of_fields(fields, mine, len(self._settings.names), free)
         measured = estimation.with_ratios(dict(zip(self._settings.names, ratios, strict=True)))
         return self.replace(token_estimation=measured)
 

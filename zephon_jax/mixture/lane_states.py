@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,20 +53,23 @@ def _of_another(differs: list[str], shown: str = "") -> ValueError:
     )
 
 
-def ratios_of_fields(fields: list[Plain], mine: np.ndarray, num_datasets: int) -> list[int]:
+def ratios_of_fields(
+    fields: list[Plain], mine: np.ndarray, num_datasets: int, free: Sequence[str] = ()
+) -> list[int]:
     """The token ratios that an encoded state holds, for a source that has none yet.
 
     Args:
       fields: The state's fields as they are encoded.
       mine: The source's fingerprint, uint32 (c, 3).
       num_datasets: Datasets of the source.
+      free: What else follows from the ratios, by name.
 
     Raises:
       ValueError: If it holds none for these datasets, or belongs to a source with other settings,
         naming them.
     """
     differs = differences(mine, field_words(fields, "config"))
-    if differs := [name for name in differs if name != "token_estimation"]:
+    if differs := [name for name in differs if name not in ("token_estimation", *free)]:
         raise _of_another(differs)
     ratios = from_words(_ratio_words(fields)).tolist()
     if len(ratios) != num_datasets or min(ratios, default=0) < 1:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,6 +25,7 @@ from zephon_jax.mixture.rules import make_rules
 from zephon_jax.mixture.settings import MixtureSettings
 from zephon_jax.mixture.state import MAX_LISTED, MixtureState
 from zephon_jax.mixture.token_costs import RunningCost, UnitCost
+from zephon_jax.mixture.token_ends import chunks_of_points
 from zephon_jax.sources.checks import ShardedDataset
 from zephon_jax.sources.chunk import WorkChunk
 
@@ -62,11 +65,8 @@ class MixtureRun:
         self.orders = DatasetOrders(settings, counts)
         shards, costs, ratios = [], None, np.zeros(0, dtype=np.int64)
         if tokens is not None:
-            tokens.check_names(settings.names)
             self._check_ungrown(settings)
-            shards = [shard_costs(dataset, tokens) for dataset in datasets]
-            pairs = zip(self.orders.of_epoch(0), shards, strict=True)
-            costs = [RunningCost(*pair) for pair in pairs]
+            shards, costs = _token_costs(datasets, self.orders, settings.names, tokens)
             if tokens.ratios is not None and len(settings.names) <= MAX_LISTED:
                 ratios = np.asarray(
                     [tokens.ratios[name] for name in settings.names], dtype=np.int64
@@ -203,3 +203,39 @@ class MixtureRun:
             target = {n: share / total for n, share in zip(names, shares, strict=True)}
             self._targets.put(name, target)
         return target
+
+
+def _token_costs(
+    datasets: Sequence[ShardedDataset],
+    orders: DatasetOrders,
+    names: tuple[str, ...],
+    tokens: TokenEstimation,
+) -> tuple[list[np.ndarray], list[RunningCost]]:
+    """What each shard costs, int64 (num_shards,), and what draws do, of each dataset."""
+    tokens.check_names(names)
+    shards = [shard_costs(dataset, tokens) for dataset in datasets]
+    pairs = zip(orders.of_epoch(0), shards, strict=True)
+    return shards, [RunningCost(*pair) for pair in pairs]
+
+
+def placed_in_tokens(
+    datasets: Sequence[ShardedDataset],
+    settings: MixtureSettings,
+    counts: list[np.ndarray],
+    tokens: TokenEstimation,
+) -> tuple[int, ...]:
+    """The chunks of a schedule's `token_points`.
+
+    Args:
+      datasets: The datasets of the mixture.
+      settings: Checked settings, whose entries come in their order.
+      counts: Samples of each shard of each dataset, int64 (num_shards,) each.
+      tokens: What is known of the tokens in the data.
+    """
+    orders = DatasetOrders(replace(settings, changes=()), counts)
+    _, costs = _token_costs(datasets, orders, settings.names, tokens)
+    totals = np.asarray([int(c.sum()) for c in counts], dtype=np.int64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # said where the run is made
+        rules = make_rules(settings, totals, costs, {})
+    return chunks_of_points(settings.token_points, rules)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from zephon_jax._arrays import MAX_INDEX, as_int
@@ -37,6 +38,7 @@ RAMPS: tuple[Ramp, ...] = ("step", "linear", "cosine")
 # through the parts of all stages before once (0.3 ms each, 8 components).
 _PARTS = 64
 _COSINE_BITS = 16
+_FAR_CHUNK = 1 << 32  # later than any chunk at which something is looked up before
 
 
 class Amount(NamedTuple):
@@ -68,7 +70,7 @@ def samples(number: int) -> Amount:
 def tokens(number: int) -> Amount:
     """So many tokens, for the end of a stage of a mixture in tokens.
 
-    No schedule is allocated by tokens yet: a stage that ends after tokens is refused.
+    As many as the source's token estimation says. Only mixtures in tokens have such stages.
 
     Args:
       number: Tokens since the start of the run, all datasets together, at least 0.
@@ -91,8 +93,9 @@ class Stage:
     Fields:
       mixture: Weight of each dataset, `MixtureSpec` or a mapping by name; only ratios matter.
         Weight 0 declares a dataset without drawing from it.
-      until: The end of the stage, counted from the start of the run: a number of chunks, or
-        `zx.samples(n)`. None for the last stage, which has no end.
+      until: The end of the stage, counted from the start of the run: a number of chunks,
+        `zx.samples(n)`, or `zx.tokens(n)` in mixtures in tokens. None for the last stage, which
+        has no end.
       ramp: How the weights go to the next stage's, "step", "linear" or "cosine"; None for what
         the source says.
 
@@ -118,6 +121,9 @@ class Schedule(NamedTuple):
 
     starts: tuple[int, ...]  # the first chunk of each stage
     history: History
+    # Where stages end after tokens and nobody has said yet which chunks these are: tokens before
+    # each entry, whose chunks then only say which comes after which.
+    points: tuple[int, ...] = ()
 
 
 def make_schedule(
@@ -125,6 +131,9 @@ def make_schedule(
     ramp: object,
     chunk_size: int,
     weights_of: Callable[[object], Sequence[Fraction]],
+    *,
+    in_tokens: bool = False,
+    placed: Sequence[int] | None = None,
 ) -> Schedule:
     """Checks stages and brings them to a history.
 
@@ -133,6 +142,8 @@ def make_schedule(
       ramp: How weights go from one to the next where a stage does not say.
       chunk_size: Samples in a chunk.
       weights_of: Checks a mixture and returns the weights of all datasets.
+      in_tokens: True for a mixture in tokens.
+      placed: The chunks of the points, as soon as they are known.
 
     Raises:
       TypeError, ValueError: Naming the stage and what is wrong with it.
@@ -147,7 +158,7 @@ def make_schedule(
         if not isinstance(stage, Stage):
             raise TypeError(f"stages[{n}] must be a zx.Stage; got {short(stage)}.")
         found.append(stage)
-    starts = _starts(found, chunk_size)
+    starts, unit = _starts(found, chunk_size, in_tokens)
     ramps: list[Ramp] = [_ramp(n, stage, ramp) for n, stage in enumerate(found)]
     if found[-1].ramp not in (None, "step"):
         raise ValueError(
@@ -158,13 +169,36 @@ def make_schedule(
     for n, stage in enumerate(found):
         units.append(_units(n, stage, weights_of))
     entries: list[Entry] = []
+    firsts: list[int] = []  # the entry with which each stage begins
     ends = [*starts[1:], None]
     for n, (start, end, how) in enumerate(zip(starts, ends, ramps, strict=True)):
+        firsts.append(len(entries))
         if end is None or how == "step":
             entries.append(Entry(start, units[n]))
         elif end > start:
             entries += _ramped(start, end, how, units[n], units[n + 1])
-    return Schedule(tuple(starts), _merged(entries))
+    if unit != "tokens":
+        return Schedule(tuple(starts), _merged(entries))
+    if placed is None:
+        points = tuple(entry.first_chunk for entry in entries)
+        far = tuple(Entry(n and _FAR_CHUNK + n, one.units) for n, one in enumerate(entries))
+        return Schedule(tuple(far[n].first_chunk for n in firsts), far, points)
+    return _placed(found, entries, firsts, placed)
+
+
+def _placed(
+    stages: Sequence[Stage], entries: Sequence[Entry], firsts: Sequence[int], placed: Sequence[int]
+) -> Schedule:
+    """A schedule whose stages end after tokens, from the chunks at which its entries begin."""
+    starts = [placed[n] for n in firsts]
+    for n, (start, end) in enumerate(pairwise(starts)):
+        if start == end and stages[n].until != Amount(0, "tokens"):
+            raise ValueError(
+                f"stages[{n}].until = {short(stages[n].until)} is nearest to chunk {end}, at which"
+                " the stage begins. Each stage needs one chunk at least: lower chunk_size."
+            )
+    pairs = zip(placed, entries, strict=True)
+    return Schedule(tuple(starts), _merged([Entry(chunk, one.units) for chunk, one in pairs]))
 
 
 def _ramp(n: int, stage: Stage, ramp: object) -> Ramp:
@@ -186,8 +220,10 @@ def _units(n: int, stage: Stage, weights_of: Callable[[object], Sequence[Fractio
     return tuple(common_units(weights))
 
 
-def _starts(stages: Sequence[Stage], chunk_size: int) -> list[int]:
-    """The first chunk of each stage, ascending."""
+def _starts(
+    stages: Sequence[Stage], chunk_size: int, in_tokens: bool
+) -> tuple[list[int], str | None]:
+    """The first chunk of each stage, or the tokens before it, ascending, and the unit given."""
     last = len(stages) - 1
     if stages[last].until is not None:
         raise ValueError(
@@ -197,7 +233,7 @@ def _starts(stages: Sequence[Stage], chunk_size: int) -> list[int]:
     starts: list[int] = [0]
     first: str | None = None
     for n, stage in enumerate(stages[:last]):
-        end, unit = _end(n, stage.until, chunk_size)
+        end, unit = _end(n, stage.until, chunk_size, in_tokens)
         first = unit if first is None else first
         if unit != first:
             raise ValueError(
@@ -205,31 +241,34 @@ def _starts(stages: Sequence[Stage], chunk_size: int) -> list[int]:
                 " same unit."
             )
         if end < starts[-1] or (end == starts[-1] and n > 0):
+            what = "token" if unit == "tokens" else "chunk"
             raise ValueError(
-                f"stages[{n}].until = {short(stage.until)} is chunk {end}, and the stage begins at"
-                f" chunk {starts[-1]}. Stages must be in ascending order, each of one chunk of"
+                f"stages[{n}].until = {short(stage.until)} is {what} {end}, and the stage begins at"
+                f" {what} {starts[-1]}. Stages must be in ascending order, each of one chunk of"
                 f" {chunk_size} samples at least."
             )
         if end == 0:
             warn("stages[0] has no effect: it ends at chunk 0. Leave it out.")
         starts.append(end)
-    return starts
+    return starts, first
 
 
-def _end(n: int, until: object, chunk_size: int) -> tuple[int, str]:
-    """The chunk at which a stage ends, and the unit that says so."""
+def _end(n: int, until: object, chunk_size: int, in_tokens: bool) -> tuple[int, str]:
+    """The chunk at which a stage ends, or the token, and the unit that says so."""
     most = MAX_INDEX // chunk_size
     if isinstance(until, Amount):
         if until.unit == "tokens":
-            raise ValueError(
-                f"stages[{n}].until = {until.number} tokens needs a mixture in tokens, and weights"
-                " that change are shares of samples. Give it in chunks or in zx.samples."
-            )
+            if not in_tokens:
+                raise ValueError(
+                    f"stages[{n}].until = {until.number} tokens needs a mixture in tokens. Give a"
+                    " token_estimation, or the end in chunks or in zx.samples."
+                )
+            return until.number, until.unit
         return (2 * until.number + chunk_size) // (2 * chunk_size), until.unit
     if until is None:
         raise ValueError(
             f"stages[{n}].until is missing: only the last stage has no end. Give a number of"
-            " chunks or zx.samples."
+            " chunks, zx.samples or zx.tokens."
         )
     return as_int(until, f"stages[{n}].until", 0, most), "chunks"
 

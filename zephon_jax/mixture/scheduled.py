@@ -47,7 +47,7 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
         here, and each is a component from the start.
       stages: What the weights are, and until when. Each stage's mixture names every dataset; 0
         declares one without drawing from it. Stages end at chunk boundaries; those given in
-        samples at the nearest one: `boundaries` says where.
+        samples or tokens at the nearest one: `boundaries` says where.
       ramp: How weights go from a stage's mixture to the next stage's: "step" changes them where
         the next stage begins, "linear" and "cosine" move all through the stage, in at most 64
         steps of whole chunks, each with the exact weights of the ramp at its beginning. A stage
@@ -131,7 +131,13 @@ class ScheduledMixtureWorkSource(ConfiguredMixture):
 
     @property
     def boundaries(self) -> tuple[int, ...]:
-        """The first chunk of each stage."""
+        """The first chunk of each stage.
+
+        Raises:
+          RuntimeError: If stages end after tokens and the source has not been primed.
+        """
+        if self._settings.token_points:
+            _ = self.run
         return self._settings.stage_starts
 
     def with_mixture(

@@ -86,6 +86,7 @@ class MixtureSettings:
     fractions: tuple[Fraction, ...]  # first shares, which sum to 1; 0 declares without drawing
     history: History  # these and all later shares, with the chunks from which on they hold
     stage_starts: tuple[int, ...]  # the first chunk of each stage
+    token_points: tuple[int, ...]  # see `Schedule.points`; empty as soon as all chunks are known
     changes: tuple[Change, ...]  # those of them that were made while the run went on
     chunk_size: int  # samples
     seed: int
@@ -190,8 +191,15 @@ def _exhaustion(
     return policies, caps, passes
 
 
-def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSettings:
+def make_settings(
+    names: Sequence[str], given: MixtureArguments, placed: Sequence[int] | None = None
+) -> MixtureSettings:
     """Checks the settings of a mixture, before any data is looked at.
+
+    Args:
+      names: Of the datasets.
+      given: The arguments.
+      placed: The chunks of `token_points`, as soon as they are known.
 
     Raises:
       TypeError, ValueError: Naming the argument, the value and what is allowed.
@@ -204,14 +212,19 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
     chunk_size = as_int(given.chunk_size, "chunk_size", 1, quota.MAX_CHUNK_SIZE)
     allocation = _allocation(given.allocation, given.token_estimation)
     if given.stages is None:
-        history, starts = constant(weights_of(given.mixture, names)), (0,)
+        history, starts, points = constant(weights_of(given.mixture, names)), (0,), ()
     else:
         changes = given.changes
         planned = names[: len(changes[0].num_shards)] if changes else names
-        starts, history = make_schedule(
-            given.stages, given.ramp, chunk_size, lambda mixture: weights_of(mixture, planned)
+        starts, history, points = make_schedule(
+            given.stages,
+            given.ramp,
+            chunk_size,
+            lambda mixture: weights_of(mixture, planned),
+            in_tokens=given.token_estimation is not None,
+            placed=placed,
         )
-        if changes:
+        if changes and not points:
             history = changed_history(history, changes, len(names))
             starts = tuple(one for one in starts if one < changes[0].first_chunk)
             starts = (*starts, *(change.first_chunk for change in changes))
@@ -223,6 +236,7 @@ def make_settings(names: Sequence[str], given: MixtureArguments) -> MixtureSetti
         fractions=tuple(Fraction(unit, sum(first)) for unit in first),
         history=history,
         stage_starts=starts,
+        token_points=points,
         changes=tuple(given.changes),
         chunk_size=chunk_size,
         seed=as_int(given.seed, "seed"),
