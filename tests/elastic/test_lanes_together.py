@@ -31,7 +31,9 @@ def alone(monkeypatch):
     monkeypatch.setattr(open_lanes, "_READ_TOGETHER", 1 << 30)
 
 
-@pytest.mark.parametrize(("pipeline", "each"), [(noisy, 1), (filtered, None)])
+@pytest.mark.parametrize(
+    ("pipeline", "each"), [pytest.param(noisy, 1, marks=pytest.mark.slow), (filtered, None)]
+)
 def test_batches_and_states_are_those_of_lanes_read_one_by_one(monkeypatch, pipeline, each):
     source, states = make_source(), []
     together = open_all(source, pipeline, rows_per_sample=each)
