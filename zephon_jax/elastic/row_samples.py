@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grain
@@ -13,7 +13,8 @@ from zephon_jax.elastic.lane_rows import LanePlan, LaneRows, lane_dataset
 from zephon_jax.elastic.plain_json import lane_state
 from zephon_jax.elastic.steps import StepPosition, has_ended, rows_before
 from zephon_jax.pipelines.lane_lengths import seek_sample
-from zephon_jax.sources.checks import draw
+from zephon_jax.sources.checks import draw_of_lanes
+from zephon_jax.sources.chunk_windows import ChunkWindow, windows_of
 
 if TYPE_CHECKING:
     from zephon_jax.elastic.dataset import ElasticIterDataset
@@ -26,6 +27,7 @@ _IN_ORDER = (
     "PrefetchIterDataset", "RandomMapIterDataset", "ThreadPrefetchIterDataset", "_Lane",
     "_MarkExhausted", "_MpContextIterDataset", "WithOptionsIterDataset", "_WithSeedIterDataset",
 )  # fmt: skip
+_LANES = 1 << 12  # looked up together
 
 
 class RowSamples(NamedTuple):
@@ -56,11 +58,13 @@ def sample_ids_at(
     first, each = rows_before(rules, step), rules.rows_of(step)
     if has_ended(rules, StepPosition(step, first, [], ""), each):
         raise ValueError(f"step must be before the end of the run; got {step}.")
-    return [
-        RowSamples(lane, first + n, ids)
-        for lane in range(dataset.num_lanes)
-        for n, ids in enumerate(_in_lane(dataset.plan, lane, first, each))
-    ]
+    found: list[RowSamples] = []
+    for begin in range(0, dataset.num_lanes, _LANES):
+        lanes = range(begin, min(begin + _LANES, dataset.num_lanes))
+        for lane, ids in zip(lanes, _in_lanes(dataset.plan, lanes, first, each), strict=True):
+            # Behind the end of a lane there are rows without a sample.
+            found += [RowSamples(lane, first + n, ids[n : n + 1]) for n in range(each)]
+    return found
 
 
 def _check_in_order(plan: LanePlan) -> None:
@@ -78,21 +82,28 @@ def _check_in_order(plan: LanePlan) -> None:
         (dataset,) = dataset.parents
 
 
-def _in_lane(plan: LanePlan, lane: int, first: int, count: int) -> list[np.ndarray]:
-    """The ids of consecutive samples of a lane, (1, 3) each; (0, 3) behind its end."""
-    found = [np.zeros((0, 3), dtype=np.int64)]
-    state, slot = seek_sample(plan.source, lane, plan.num_lanes, first)
-    missing = count
+def _in_lanes(plan: LanePlan, lanes: Sequence[int], first: int, count: int) -> list[np.ndarray]:
+    """The ids of consecutive samples of some lanes: int64 (n, 3) each, fewer at a lane's end."""
+    standing = [seek_sample(plan.source, lane, plan.num_lanes, first) for lane in lanes]
+    states, slots = [state for state, _ in standing], [slot for _, slot in standing]
+    found = [[np.zeros((0, 3), dtype=np.int64)] for _ in lanes]
+    missing = dict.fromkeys(range(len(lanes)), count)
     while missing:
-        chunk, state = draw(plan.source, state)
-        if chunk is None:
-            break
-        ids = chunk.order(plan.read_config)[1][slot:]
-        slot = max(0, slot - len(chunk))
-        found.append(ids[:missing])
-        missing -= len(found[-1])
-    ids = np.concatenate(found)
-    return [ids[n : n + 1] for n in range(count)]
+        drawn = draw_of_lanes(plan.source, [states[n] for n in missing])
+        windows: dict[int, ChunkWindow] = {}
+        for n, (chunk, after) in zip(list(missing), drawn, strict=True):
+            if chunk is None:
+                del missing[n]
+                continue
+            stop = min(len(chunk), slots[n] + missing[n])
+            windows[n] = ChunkWindow(chunk, min(slots[n], stop), stop)
+            states[n], slots[n] = after, max(0, slots[n] - len(chunk))
+        ids = windows_of(list(windows.values()), plan.read_config)
+        for n, (_, part) in zip(windows, ids, strict=True):
+            found[n].append(part)
+            missing[n] -= len(part)
+        missing = {n: left for n, left in missing.items() if left}
+    return [np.concatenate(parts) for parts in found]
 
 
 def _by_replay(
