@@ -275,16 +275,15 @@ class CarriedQuotas:
 
     def is_possible(self, num_chunks: int, carry: np.ndarray) -> bool:
         """True for a carry that so many chunks may leave over."""
+        if num_chunks < 0:
+            return False
         unit, wide = int(self.shares.unit), self._inner(carry).astype(np.int64)
-        owed = num_chunks % unit * self.shares.rem.astype(np.int64)
+        if wide.min() <= -unit or wide.max() >= 2 * unit or wide.sum():
+            return False
+        owed = num_chunks % unit * self.shares.rem.astype(np.int64) - wide
         if self._start is not None:
             owed += self._start
-        return bool(
-            num_chunks >= 0
-            and ((wide > -unit) & (wide < 2 * unit)).all()
-            and wide.sum() == 0
-            and not ((owed - wide) % unit).any()
-        )
+        return not (owed % unit).any()
 
 
 class VirtualTimeQuotas(VirtualTime):
