@@ -53,6 +53,26 @@ def test_schedules_need_neither_jax_nor_grain():
     assert loaded == []
 
 
+def test_commands_answer_without_waiting_for_jax_or_grain(tmp_path):
+    """Importing both takes five times as long as answering."""
+    (tmp_path / "run.yaml").write_text(
+        "datasets: {a: {counts: [30]}, b: {counts: [9]}}\nmixture: {a: 2, b: 1}\nchunk_size: 3\n"
+    )
+    path = str(tmp_path / "run.yaml")
+    commands = [["simulate", path], ["describe", path], ["diff", path, path], ["config", path]]
+    loaded = run(
+        "import sys, json, io, contextlib\n"
+        "from zephon_jax.__main__ import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()):\n"
+        f"    for command in {commands!r}:\n"
+        "        sys.argv = ['zephon-jax', *command]\n"
+        "        with contextlib.suppress(SystemExit):\n"
+        "            main()\n"
+        "print(json.dumps([m for m in ('jax', 'grain', 'array_record') if m in sys.modules]))"
+    )
+    assert loaded == []
+
+
 def test_no_jax_backend_is_initialized():
     """`jax.distributed.initialize` must still be possible after building and stepping."""
     started = run(

@@ -90,7 +90,12 @@ def saved_by(folder, counts, part="save", before=()):
             (folder / f"{part} by {count}" / "done").touch()
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+# One process of jax.distributed, and each number of them with each other, in the slow form.
+ONE = pytest.param(1, marks=pytest.mark.slow)
+FOUR = pytest.param(4, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("count", [ONE, 2, 4])
 def test_processes_agree(folder, count):
     """Every mesh, every pipeline to its end, with workers too, and hosts that do not come.
 
@@ -108,10 +113,12 @@ def test_saves_that_some_processes_leave_out(folder, count):
     launch(folder, count, ["skips"], skips=150)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
-def test_processes_restore_what_others_saved(folder, count):
+@pytest.mark.parametrize(("count", "others"), [
+    (1, [2, 4]), (2, [4]), pytest.param(2, [1, 4], marks=pytest.mark.slow),
+    pytest.param(4, [1, 2], marks=pytest.mark.slow),
+])  # fmt: skip
+def test_processes_restore_what_others_saved(folder, count, others):
     """ProLong#12, mosaic PR#619 and litData#316 among them: any number restores any other's."""
-    others = [n for n in (1, 2, 4) if n != count]
     saved_by(folder, others)
     launch(folder, count, ["restore"], saved_by=others)
 
@@ -130,7 +137,7 @@ def test_processes_with_workers_restore_every_step_of_others(folder, count, work
     launch(folder, count, ["restore every step in workers"], saved_by=[1], workers=workers)
 
 
-@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("count", [1, FOUR])
 def test_processes_restore_what_others_saved_with_orbax(folder, count):
     """Both interfaces, next to a model whose arrays lie on all processes."""
     pytest.importorskip("orbax.checkpoint")

@@ -130,7 +130,10 @@ def test_threads_change_nothing():
         assert_same(list(dataset), expected)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+@pytest.mark.parametrize("workers", [
+    pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 3,
+    pytest.param(4, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_worker_processes_change_nothing(workers):
     """grain#1129: with several workers each dropped its own tail of a batch."""
     source = readable((101,), chunk_size=1, exhausted_policy="redistribute")

@@ -69,6 +69,32 @@ def said(process):
 FOUR_DEVICES = "--xla_force_host_platform_device_count=4"
 
 
+def test_a_mesh_and_a_trace_do_not_reach_them():
+    """The short form of the test below."""
+    lines = said(
+        start(
+            """
+            import jax
+            from jax.sharding import AxisType
+            zx.use_backend("jax")
+            mesh = jax.make_mesh((4,), ("x",), axis_types=(AxisType.Explicit,))
+            with jax.set_mesh(mesh):
+                compile_and_compare("mesh")
+
+            def inside(x):
+                run_and_compare("trace")
+                return x
+
+            jax.jit(inside)(1.0)
+            print("same")
+            """,
+            XLA_FLAGS=FOUR_DEVICES,
+        )
+    )
+    assert lines == ["same"]
+
+
+@pytest.mark.slow
 def test_meshes_devices_contexts_and_traces_do_not_reach_them():
     lines = said(
         start(

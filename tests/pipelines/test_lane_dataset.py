@@ -20,6 +20,8 @@ from support.helpers import mixture
 import zephon_jax as zx
 from zephon_jax.data.cache.stager import default_stager
 
+SLOW = pytest.mark.slow
+
 
 def readable(sizes=(30, 50, 20), weights=(1, 2, 1), **settings):
     """A source over datasets in memory: record n of dataset d is 1000 * d + n."""
@@ -221,7 +223,9 @@ def test_source_without_datasets_steps_and_cannot_be_read():
         next(iter(zx.LaneIterDataset(source)))
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 3])
+@pytest.mark.parametrize(
+    "num_workers", [pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)]
+)
 def test_worker_processes_keep_the_order(num_workers):
     if not flags.FLAGS.is_parsed():
         flags.FLAGS.mark_as_parsed()

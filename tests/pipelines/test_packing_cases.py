@@ -79,9 +79,11 @@ def lanes_of(source, num_lanes, pipeline, **settings):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("flush", [False, True])
-@pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "num_workers", "flush"), [
+    *((layout, 0, flush) for layout in LAYOUTS for flush in (False, True)),
+    ("maxtext", 1, True), pytest.param("levanter", 1, False, marks=pytest.mark.slow),
+    pytest.param("torchtitan", 1, True, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_masked_rows_are_padding_in_every_column(layout, num_workers, flush):
     """Case 78. axolotl PR2227: rows that fill up a batch counted as tokens, with labels of 0."""
 

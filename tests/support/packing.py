@@ -18,8 +18,12 @@ def documents_of(sizes):
     ]
 
 
+# Records are in memory: Grain's threads would cost more than all the rest.
+UNTHREADED = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+
+
 def dataset_of(documents):
-    return grain.MapDataset.source(documents).to_iter_dataset()
+    return grain.MapDataset.source(documents).to_iter_dataset(UNTHREADED)
 
 
 def oracle(sizes, length, num_bins, method, max_segments=None):

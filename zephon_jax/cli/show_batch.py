@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from zephon_jax._text import counted, short, table, visible
 from zephon_jax.cli.output import answer, as_json_option, careful
 from zephon_jax.data.read_samples import read
-from zephon_jax.elastic.dataset import ElasticIterDataset
-from zephon_jax.elastic.row_samples import RowSamples
 from zephon_jax.mixture.config import read_config_file
 from zephon_jax.sources.work_source import WorkSource
+
+if TYPE_CHECKING:
+    from zephon_jax.elastic.row_samples import RowSamples
 
 __all__ = ["show"]
 
@@ -37,6 +38,9 @@ def show(
     For runs of an ElasticIterDataset with one row for each sample, read by "lattice" unless the
     configuration says otherwise. Where a run packs or filters, ask dataset.sample_ids_at.
     """
+    # It rests on Grain and JAX, and the other commands answer without waiting for these.
+    from zephon_jax.elastic.dataset import ElasticIterDataset
+
     run = read_config_file(config)
     source = run.source()
     dataset = ElasticIterDataset(
