@@ -21,6 +21,7 @@ from zephon_jax.mixture.config import load_config
 from zephon_jax.mixture.relane import relane
 from zephon_jax.mixture.schedule import Stage, samples, tokens
 from zephon_jax.mixture.scheduled import ScheduledMixtureWorkSource
+from zephon_jax.mixture.shard_manifest import ShardManifest
 from zephon_jax.mixture.state import MixtureState
 from zephon_jax.mixture.static import StaticMixtureWorkSource
 from zephon_jax.mixture.traced import TracedMixture, traced
@@ -73,6 +74,7 @@ __all__ = [
     "RowSamples",
     "SampleId",
     "ScheduledMixtureWorkSource",
+    "ShardManifest",
     "Simulation",
     "Stage",
     "StatefulLane",

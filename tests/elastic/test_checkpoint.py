@@ -31,8 +31,8 @@ from support.elastic_runs import (
 from support.saver import dataset_to_save
 
 import zephon_jax as zx
+from zephon_jax._checked_json import wrap
 from zephon_jax.elastic.checkpoint import save_restore as checkpoint
-from zephon_jax.elastic.checkpoint.lane_files import wrap
 
 
 def folder_of(tmp_path, count=2, steps=3, source=None, pipeline=rows):

@@ -15,7 +15,7 @@ from support.checkpoints import advanced, lane_files
 from support.elastic_runs import assert_same, hosts, in_step, readable, rows
 
 import zephon_jax as zx
-from zephon_jax.elastic.checkpoint.lane_files import wrap
+from zephon_jax._checked_json import wrap
 
 CALLS = ("ls", "cat_file", "pipe_file", "rm_file", "rmdir", "makedirs", "exists")
 

@@ -12,7 +12,7 @@ from support.checkpoints import TORN, advanced, lane_files, save_all, tear
 from support.elastic_runs import assert_same, hosts, in_step, readable, rows
 
 import zephon_jax as zx
-from zephon_jax.elastic.checkpoint.lane_files import wrap
+from zephon_jax._checked_json import wrap
 
 
 def one_host(**settings):

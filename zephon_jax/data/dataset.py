@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
@@ -17,23 +16,19 @@ from zephon_jax.data.cache.stager import Shard
 from zephon_jax.data.dataset_arguments import (
     DataChanged,
     RowGroups,
-    check_alike,
     check_data_changed,
-    checked_columns,
     checked_counts,
     checked_name,
     checked_row_groups,
     frozen_counts,
-    hive_of,
-    known_of,
 )
+from zephon_jax.data.file_shards import file_shards
 from zephon_jax.data.files import File, PathLike, is_local
 from zephon_jax.data.find_shards import describe_shard, find_shards, location_of
 from zephon_jax.data.formats import get_format
 from zephon_jax.data.formats.base import named_error
 from zephon_jax.data.memory_sources import as_records
 from zephon_jax.data.part_shards import PartShards, by_row_groups
-from zephon_jax.data.shard_index import default_index_store
 from zephon_jax.data.shard_store import (
     CountedShards,
     FileShards,
@@ -365,36 +360,12 @@ class Dataset:
         name = checked_name(name)
         check_policy(name, on_bad_record, max_bad_records)
         files, fmt = find_shards(name, path, format, storage_options)
-        chosen = None if columns is None else checked_columns(name, columns, fmt.name)
         by_group = checked_row_groups(name, row_groups, fmt.name, counts is not None)
-        added = hive_of(name, files, chosen) if fmt.name == "parquet" else None
-        facts = None
-        if counts is None:
-            shards = [Shard(file, fmt, storage_options) for file in files]
-            describe = functools.partial(describe_shard, name, files)
-            index = default_index_store()
-            counts = index.count_samples(shards, location_of(path), describe)
-            facts = index.facts(shards, location_of(path), describe)
-            if fmt.name == "parquet":
-                check_alike(name, files, facts, chosen)
-        checked = checked_counts(name, counts)
-        if len(checked) != len(files):
-            raise ValueError(
-                f"dataset {name!r}: counts has {len(checked)} entries for {len(files)} shards. "
-                "Give one count for each shard, in natural order of the paths."
-            )
-        store = FileShards(
-            files=tuple(files),
-            format=fmt.name,
-            location=location_of(path),
-            staged=any(not is_local(f.path) or fmt.unpacker(f) is not None for f in files),
-            columns=chosen,
-            storage_options=None if storage_options is None else dict(storage_options),
-            added_columns=added,
-            **known_of(facts or [], chosen),
+        checked, store, facts = file_shards(
+            name, files, fmt, location_of(path), storage_options, columns, counts
         )
         dataset = cls(name, checked, store, on_bad_record, max_bad_records, data_changed)
-        parts = by_row_groups(dataset, [one["rows"] for one in facts or ()]) if by_group else None
+        parts = by_row_groups(dataset, [one["rows"] for one in facts]) if by_group else None
         if parts is None:
             return dataset
         return replace(dataset, shard_counts=parts.rule.counts, store=parts)

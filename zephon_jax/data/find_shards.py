@@ -18,7 +18,7 @@ from zephon_jax.data.files import (
 from zephon_jax.data.formats import ShardFormat, format_of, get_format
 from zephon_jax.data.formats.base import named_error
 
-__all__ = ["describe_shard", "find_shards", "location_of"]
+__all__ = ["NoShardsError", "describe_shard", "find_shards", "location_of"]
 
 # What lies beside data in a folder and is not data.
 _NOT_DATA = {".json", ".md", ".txt", ".yaml", ".yml", ".html", ".py", ".lock", ".crc", ".idx"}
@@ -31,6 +31,10 @@ _EXTRAS = {
     **dict.fromkeys(("az", "abfs", "abfss", "adl"), "azure"),
     "hf": "hf",
 }
+
+
+class NoShardsError(ValueError):
+    """A place holds nothing that is data."""
 
 
 def describe_shard(name: str, files: Sequence[File], shard_id: int) -> str:
@@ -177,7 +181,7 @@ def _one_format(
             f" Files like {other} are not taken for data; list them and give format=."
             for other in others[:1]
         )
-        raise ValueError(f"dataset {name!r}: there are no shards in {path!r}.{beside}")
+        raise NoShardsError(f"dataset {name!r}: there are no shards in {path!r}.{beside}")
     if len(found) > 1:
         examples = "; ".join(f"{key}: {files[0].path}" for key, files in sorted(found.items()))
         raise ValueError(

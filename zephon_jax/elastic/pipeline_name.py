@@ -5,7 +5,7 @@ from __future__ import annotations
 import grain
 
 from zephon_jax import _compat
-from zephon_jax.elastic.checkpoint.lane_files import digest_of
+from zephon_jax._checked_json import digest_of
 from zephon_jax.pipelines.packing import PackIterDataset
 
 __all__ = ["pipeline_name"]

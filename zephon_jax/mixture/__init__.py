@@ -3,7 +3,8 @@
 `static` has `StaticMixtureWorkSource`, whose weights stay, and `scheduled` has
 `ScheduledMixtureWorkSource`, whose weights change; both are a `configured` mixture, on `base`. What
 differs is the run's `history`, a list of weights with the chunks from which on they hold, which
-`schedule` makes of stages and `changes` goes on with in mid-run. Chunks come about in this order:
+`schedule` makes of stages and `changes` goes on with in mid-run; `shard_manifest` records shards
+that come while a run goes on. Chunks come about in this order:
 `settings` checks the arguments, `rules`, `positions` and `eras` say how much of each dataset was
 drawn before any chunk, when datasets are exhausted and where weights change, `allocation` how many
 samples a chunk draws, `dataset_order` the shuffled order of a dataset, `sample_lookup` which

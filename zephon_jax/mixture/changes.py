@@ -189,6 +189,13 @@ class FirstShards:
             () if part is None and n == "shards" else None if part is None else part[:num_shards]
             for n, part in parts.items()
         )
+        self._whole = dataset
+
+    def __getattr__(self, name: str) -> Any:
+        # All else, what reading needs among it, is as in the whole dataset.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._whole, name)
 
 
 def as_before(

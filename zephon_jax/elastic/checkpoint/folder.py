@@ -16,16 +16,14 @@ from typing import Any, NamedTuple, cast
 from fsspec import AbstractFileSystem
 
 from zephon_jax._atomic_file import atomic_file
+from zephon_jax._checked_json import digest_of, unwrap, wrap
 from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.lane_files import (
     LANES,
     LANES_NAME,
     check_alike,
-    digest_of,
     from_files,
     shared_fields,
-    unwrap,
-    wrap,
 )
 
 __all__ = [

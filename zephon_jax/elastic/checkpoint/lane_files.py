@@ -6,12 +6,11 @@ One file holds the lanes of one writing host. Which hosts wrote them plays no pa
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from zephon_jax._checked_json import digest_of, unwrap, wrap
 from zephon_jax._text import short
 
 if TYPE_CHECKING:
@@ -21,14 +20,11 @@ __all__ = [
     "LANES",
     "LANES_NAME",
     "check_alike",
-    "digest_of",
     "from_files",
     "lane_files",
     "load_files",
     "shared_fields",
     "to_files",
-    "unwrap",
-    "wrap",
     "write_files",
 ]
 
@@ -48,38 +44,6 @@ def shared_fields(state: Mapping[str, object]) -> dict[str, object]:
     """
     found = {name: state[name] for name in _SHARED}
     return {**found, **{name: state[name] for name in _SINCE_2 if name in state}}
-
-
-def _canonical(body: object) -> str:
-    return json.dumps(body, sort_keys=True, separators=(",", ":"))
-
-
-def digest_of(text: str) -> str:
-    """A short digest of a text."""
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def wrap(kind: str, body: Mapping[str, object]) -> bytes:
-    """A file of a kind: a body in JSON behind its checksum."""
-    text = _canonical({"format": kind, **body})
-    return f'{{"checksum":"{digest_of(text)}","body":{text}}}\n'.encode()
-
-
-def unwrap(kind: str, name: str, data: bytes) -> dict[str, Any]:
-    """The body of a file.
-
-    Raises:
-      ValueError: If it is of another kind, or was cut or changed.
-    """
-    try:
-        wrapped = json.loads(data)
-        body = wrapped["body"]
-        whole = wrapped["checksum"] == digest_of(_canonical(body)) and body["format"] == kind
-    except (ValueError, TypeError, KeyError):
-        whole, body = False, {}
-    if not whole:
-        raise ValueError(f"{name} is not a file of {kind}, or it was cut or changed.")
-    return body
 
 
 def to_files(state: Mapping[str, Any], lanes: Iterable[int] | None = None) -> dict[str, bytes]:

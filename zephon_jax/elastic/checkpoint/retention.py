@@ -13,6 +13,7 @@ from typing import Any
 
 from fsspec import AbstractFileSystem
 
+from zephon_jax._checked_json import unwrap
 from zephon_jax.elastic.checkpoint.folder import (
     ABANDONED,
     MANIFEST,
@@ -26,7 +27,7 @@ from zephon_jax.elastic.checkpoint.folder import (
     sizes_of,
     write_file,
 )
-from zephon_jax.elastic.checkpoint.lane_files import LANES, LANES_NAME, unwrap
+from zephon_jax.elastic.checkpoint.lane_files import LANES, LANES_NAME
 
 __all__ = ["abandon", "check_runs", "later_than", "prune"]
 

@@ -16,6 +16,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 
 from zephon_jax._arrays import as_int
+from zephon_jax._checked_json import digest_of, unwrap
 from zephon_jax._warn import warn
 from zephon_jax.elastic.checkpoint.agreement import restore_together
 from zephon_jax.elastic.checkpoint.checkpointable import Checkpointable, check_iterator
@@ -30,7 +31,7 @@ from zephon_jax.elastic.checkpoint.folder import (
     write_file,
     write_manifest,
 )
-from zephon_jax.elastic.checkpoint.lane_files import LANES, digest_of, from_files, to_files, unwrap
+from zephon_jax.elastic.checkpoint.lane_files import LANES, from_files, to_files
 from zephon_jax.elastic.checkpoint.rendezvous import meet
 from zephon_jax.elastic.checkpoint.retention import abandon, check_runs, later_than, prune
 
