@@ -153,9 +153,6 @@ def test_shards_that_changed_or_went_are_refused_by_name(place):
     place.fs.rm(f"{place.inner}/a/10.jsonl")
     with pytest.raises(ValueError, match=r"'a', shard 1 .*a/10.jsonl\) was recorded, and is gone"):
         place.opened().source(plan)
-    place.fs.pipe(f"{place.inner}/a/10.jsonl", b'{"n": 1}\n' * 9 + b'{"n": 12345678}\n' + b" \n")
-    with pytest.raises(ValueError, match=r"recorded with 99 bytes"):
-        place.opened().source(plan)
 
 
 def test_the_same_size_with_other_counts_is_refused(tmp_path):
