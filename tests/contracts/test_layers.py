@@ -24,7 +24,10 @@ RANKS = {
     "analysis": 6,
     "cli": 7,
 }
-HELPERS = {"_arrays", "_atomic_file", "_bounded_cache", "_compat", "_process", "_text", "_warn"}
+HELPERS = {
+    "_arrays", "_atomic_file", "_bounded_cache", "_checked_json", "_compat", "_process", "_text",
+    "_warn",
+}  # fmt: skip
 LIGHT = {"kernels", "data", "sources", "mixture"}  # neither JAX nor Grain at their top level
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
