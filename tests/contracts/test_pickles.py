@@ -73,6 +73,7 @@ PICKLED = {  # by class
     "RowSamples": lambda: elastic().sample_ids_at(1)[0],
     "SampleId": lambda: COUNTED[3],
     "ScheduledMixtureWorkSource": lambda: SCHEDULED,
+    "ShardManifest": lambda: zx.ShardManifest("run/shards", {"a": "a/*.jsonl"}),
     "Simulation": lambda: zx.simulate(COUNTED),
     "Stage": lambda: zx.Stage(until=zx.samples(9), mixture={"a": 1}, ramp="cosine"),
     "StaticMixtureWorkSource": lambda: COUNTED.replace(token_estimation=TOKENS),

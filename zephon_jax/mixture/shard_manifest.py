@@ -104,9 +104,19 @@ class ShardManifest:
         fixed = sorted({"counts", "row_groups", "name", "path"} & settings.keys())
         if fixed:
             raise TypeError(f"a dataset that grows takes no {fixed}: its shards are recorded.")
+        self._given = {
+            "directory": directory, "paths": dict(paths), "manifest_options": manifest_options,
+            **settings,
+        }  # fmt: skip
         self._places = {name: GrowingPlace(name, path, settings) for name, path in paths.items()}
         self._fs, root = fsspec.core.url_to_fs(os.fspath(directory), **(manifest_options or {}))
         self.directory, self._root = directory, root.rstrip("/")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self._given
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
 
     def __repr__(self) -> str:
         return f"ShardManifest({str(self.directory)!r}, datasets {list(self._places)})"
