@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -214,11 +214,11 @@ class GlobalBatches:
         """A snapshot as `get_state` returned it, after all checks that need no pipeline."""
         return self.iterator.checked_state(state)
 
-    async def save(self, directory: Any) -> Any:
+    async def save(self, directory: object) -> Awaitable[None]:
         """Saves itself with Orbax v1: takes the state now and returns what writes it later."""
         return write_files(directory, to_files(self.get_state(), self.written_lanes))
 
-    async def load(self, directory: Any) -> Any:
+    async def load(self, directory: object) -> Awaitable[None]:
         """Loads itself with Orbax v1, whatever hosts saved it."""
         return load_files(directory, self)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import grain
@@ -297,7 +297,7 @@ class ElasticIterator(grain.DatasetIterator):
                 " mean the same."
             )
 
-    def _refuse(self, run: object, states: Mapping[str, Any]) -> None:
+    def _refuse(self, run: object, states: Mapping[str, object]) -> None:
         """Says what differs; returns where the run goes on with what changed."""
         plan, lane = self._rules.plan, self.owned_lanes[0]
         LaneRows(plan, lane).set_state(lane_state(lane, states[str(lane)]))
@@ -347,11 +347,11 @@ class ElasticIterator(grain.DatasetIterator):
         """
         return self._meter.metrics(self._place)
 
-    async def save(self, directory: Any) -> Any:
+    async def save(self, directory: object) -> Awaitable[None]:
         """Saves itself with Orbax v1: takes the state now and returns what writes it later."""
         return write_files(directory, to_files(self.get_state(), self.written_lanes))
 
-    async def load(self, directory: Any) -> Any:
+    async def load(self, directory: object) -> Awaitable[None]:
         """Loads itself with Orbax v1, whatever hosts saved it."""
         return load_files(directory, self)
 

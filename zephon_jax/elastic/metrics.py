@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from zephon_jax.elastic.plain_json import place_in
 from zephon_jax.elastic.steps import StepPosition
 from zephon_jax.pipelines.lane_lengths import seek_sample
 from zephon_jax.pipelines.packing import component_tokens
-from zephon_jax.sources.checks import draw
+from zephon_jax.sources.checks import LaneState, draw
 from zephon_jax.sources.stateful_lane import state_from_dict
 
 __all__ = ["RunMeter"]
@@ -143,7 +143,7 @@ class RunMeter:
             self._chunk_from = first, chunk
         return chunk._replace(slot=row - first)
 
-    def _chunk_at(self, state: Any, slot: int) -> _LanePlace | None:
+    def _chunk_at(self, state: LaneState, slot: int) -> _LanePlace | None:
         """A place in the chunk after a state; None where chunks have no numbers."""
         source, num_lanes = self._plan.source, self._plan.num_lanes
         chunk, _ = draw(source, state)

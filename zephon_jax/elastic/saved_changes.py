@@ -21,7 +21,7 @@ from zephon_jax.sources.work_source import WorkSource
 __all__ = ["check_changes", "check_not_read", "plain_changes"]
 
 
-def plain_changes(source: WorkSource) -> list[list[Any]]:
+def plain_changes(source: WorkSource) -> list[list[object]]:
     """The changes of a source as plain JSON; empty where its mixture was never changed."""
     return [
         [list(part) if isinstance(part, Sequence) else part for part in change]
@@ -55,7 +55,7 @@ def check_changes(state: Mapping[str, object], changes: Sequence[Sequence[object
         )
 
 
-def check_not_read(plan: LanePlan, before: WorkSource, states: Mapping[int, Any]) -> None:
+def check_not_read(plan: LanePlan, before: WorkSource, states: Mapping[int, object]) -> None:
     """Checks that no pipeline has read what is drawn otherwise since a state was saved.
 
     What a packer passes over after a restore is not in its lane's place: each lane goes on for a

@@ -37,7 +37,7 @@ class _Record(NamedTuple):
     """Shards that were taken together, and the change of the run that they came with."""
 
     shards: Mapping[str, list[RecordedShard]]  # new ones, by dataset
-    change: list[Any] | None  # of `source.changes`; None for those that the run begins with
+    change: list[object] | None  # of `source.changes`; None for those that the run begins with
     digest: str
 
 
@@ -96,7 +96,7 @@ class ShardManifest:
         directory: PathLike,
         paths: Mapping[str, PathLike],
         *,
-        manifest_options: Mapping[str, Any] | None = None,
+        manifest_options: Mapping[str, object] | None = None,
         **settings: Any,
     ):
         if not isinstance(paths, Mapping) or not paths:
@@ -112,7 +112,7 @@ class ShardManifest:
         self._fs, root = fsspec.core.url_to_fs(os.fspath(directory), **(manifest_options or {}))
         self.directory, self._root = directory, root.rstrip("/")
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return self._given
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -244,7 +244,7 @@ class ShardManifest:
         at: int | None,
         mixture: Mapping[str, Weight] | None,
         new: Mapping[str, Sequence[RecordedShard]],
-    ) -> list[Any]:
+    ) -> list[object]:
         """The change of the run that new shards come with."""
         known = self._shards_of(records)
         recorded = [record.change for record in records[1:]]

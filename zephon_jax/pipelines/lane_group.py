@@ -52,7 +52,7 @@ class ReadWindow(NamedTuple):
     """A window and its records."""
 
     window: LaneWindow
-    records: list[Any]
+    records: list[object]
 
 
 class _Lane(Protocol):
