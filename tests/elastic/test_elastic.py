@@ -174,7 +174,9 @@ def resumed_with_workers(kind, workers, steps):
 
 
 @pytest.mark.filterwarnings("ignore:.*are dropped")
-@pytest.mark.parametrize(("kind", "workers"), [("first fit", 1), ("concat then split", 2)])
+@pytest.mark.parametrize(("kind", "workers"), [
+    pytest.param("first fit", 1, marks=pytest.mark.slow), ("concat then split", 2),
+])  # fmt: skip
 def test_packers_in_worker_processes(kind, workers):
     resumed_with_workers(kind, workers, (0, 3))
 

@@ -74,7 +74,7 @@ def documents(lane):
     return lane.map(tokens_of)
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_packed_lanes_tell_their_tokens_and_how_far_they_are_apart(num_workers):
     source = readable((480, 800, 320), exhausted_policy="repeat")
     (dataset,) = hosts(

@@ -232,6 +232,7 @@ def test_a_process_without_a_cpu_platform_computes_with_numpy_and_says_so():
     assert lines[1] == "False []"
 
 
+@pytest.mark.slow
 def test_a_platform_that_goes_away_later_is_told_once():
     lines = said(
         start(

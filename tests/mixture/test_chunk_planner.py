@@ -87,7 +87,9 @@ def ahead_of(source, lane, position):
     return len(source.run.planner.next(first.after, lane).upcoming)
 
 
-@pytest.mark.parametrize("allocation", ["incremental", "virtual_time"])
+@pytest.mark.parametrize(
+    "allocation", ["incremental", pytest.param("virtual_time", marks=pytest.mark.slow)]
+)
 def test_chunks_of_very_many_components_are_planned_few_at_a_time(allocation):
     for k, ahead in ((8, 31), (2000, 15), (33_000, 0)):
         source = mixture([500_000] * k, allocation=allocation, chunk_size=40_000)
