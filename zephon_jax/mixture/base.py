@@ -22,6 +22,7 @@ from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan
 from zephon_jax.sources.codec import Plain, decode, encode_state
 from zephon_jax.sources.find_sample import Place
+from zephon_jax.sources.on_the_host import check_untraced
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.words import from_words
 from zephon_jax.sources.work_source import WorkSource
@@ -233,8 +234,10 @@ class MixtureSource(WorkSource[MixtureState]):
         A state from before a change of this source goes on, unless its lane has read further.
 
         Raises:
+          TypeError: If JAX is tracing it; `zx.traced` can be traced.
           ValueError: If the state belongs to another source.
         """
+        check_untraced(self, state)
         return self.run.next_chunk(self._standing(state))
 
     def next_chunks(

@@ -24,6 +24,7 @@ from zephon_jax.sources.checks import ShardedDataset, check_lane
 from zephon_jax.sources.chunk import WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkSpan
 from zephon_jax.sources.codec import Plain, decode, encode_state
+from zephon_jax.sources.on_the_host import check_untraced
 from zephon_jax.sources.part_cursor import FAR, Cursor, Part
 from zephon_jax.sources.part_names import PartNames
 from zephon_jax.sources.turns import ByWeights, InTurn, Stretch, Turns, end_of_stretch
@@ -228,6 +229,7 @@ class CombinedSource(WorkSource[CombinedState]):
 
     def next_chunk(self, state: CombinedState) -> tuple[WorkChunk | None, CombinedState]:
         """Returns the lane's next chunk and the state after it; at the end None and the same."""
+        check_untraced(self, state)
         self._check_form(state)
         g = self._chunk_of(state)
         given, ended = tuple(_counts(state.given)), tuple(np.asarray(state.ended).tolist())

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from types import FunctionType
-from typing import TypeVar, cast
+from typing import cast
 
 import numpy as np
 
 from zephon_jax._arrays import is_tracer
 
-__all__ = ["check_untraced", "refuses_tracers"]
+__all__ = ["check_untraced"]
 
 _HOST = (np.ndarray, int, str, np.generic)
-
-Method = TypeVar("Method", bound=Callable[..., object])
 
 
 def check_untraced(source: object, state: object) -> None:
@@ -34,17 +29,3 @@ def check_untraced(source: object, state: object) -> None:
                 " and vmap; other sources are drawn from outside, and their chunks' arrays given to"
                 " jit."
             )
-
-
-def refuses_tracers(next_chunk: Method) -> Method:
-    """A source's `next_chunk` that refuses states which JAX is tracing; the same in all else."""
-    if not isinstance(next_chunk, FunctionType):
-        return next_chunk
-
-    @functools.wraps(next_chunk)
-    def checked(source: object, *state: object, **named: object) -> object:
-        for one in (*state, *named.values()):
-            check_untraced(source, one)
-        return next_chunk(source, *state, **named)
-
-    return cast("Method", checked)

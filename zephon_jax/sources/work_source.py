@@ -31,7 +31,6 @@ from zephon_jax.sources.chunk import SampleId, WorkChunk
 from zephon_jax.sources.chunk_spans import ChunkCounts, ChunkSpan, never_ends
 from zephon_jax.sources.codec import Plain
 from zephon_jax.sources.find_sample import Place, as_list, check_sample_id, search
-from zephon_jax.sources.on_the_host import refuses_tracers
 from zephon_jax.sources.read_order import MixtureReadConfig, check_read_config
 from zephon_jax.sources.stateful_lane import StatefulLane
 from zephon_jax.sources.walk import walk
@@ -89,11 +88,6 @@ class WorkSource(abc.ABC, Generic[State]):
     """
 
     __module__ = "zephon_jax"
-
-    def __init_subclass__(cls, **settings: object) -> None:
-        super().__init_subclass__(**settings)
-        if "next_chunk" in vars(cls):
-            cls.next_chunk = refuses_tracers(cls.next_chunk)
 
     # What an author must give.
 
